@@ -1,0 +1,6 @@
+"""Evidence: one file per estimator, all of one shape. ``at`` does the expensive pass once and returns a cheap function."""
+
+from autosym.evidence.laplace import log_evidence
+from autosym.evidence.record import Evidence
+
+__all__ = ["Evidence", "log_evidence"]

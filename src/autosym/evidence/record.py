@@ -1,0 +1,34 @@
+"""What every estimator returns."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """log p(D) ~ log_likelihood + log_prior - complexity, in nats over all ``samples``.
+
+    ``complexity`` is minus the log of the posterior's volume; ``occam`` (log_prior - complexity) is the price of the
+    parameters, never positive for Laplace at a mode. ``bound_of`` says what the value is a lower bound of, if of anything.
+    """
+
+    log_likelihood: Tensor
+    log_prior: Tensor
+    complexity: Tensor
+    samples: int
+    bound_of: str | None = None
+
+    @property
+    def occam(self) -> Tensor:
+        return self.log_prior - self.complexity
+
+    @property
+    def log_evidence(self) -> Tensor:
+        return self.log_likelihood + self.occam
+
+    def __str__(self) -> str:
+        return (
+            f"log evidence {float(self.log_evidence):.3f} nats over {self.samples} samples "
+            f"= log likelihood {float(self.log_likelihood):.3f} + Occam factor {float(self.occam):.3f}"
+        )

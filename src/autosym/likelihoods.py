@@ -1,0 +1,97 @@
+"""Likelihoods: log-probability and the closed-form square root of the output Hessian.
+
+    Lambda(f) = -d^2 log p(y | f) / df^2 = scale * R R^T          R: (B, D, D), one column per backward pass
+
+``root`` is R and ``scale`` a hyperparameter's part (1 / noise variance), kept apart so that one curvature pass serves every
+noise. ``statistic`` is all of the data that the log-likelihood needs once the hyperparameter is free.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Categorical(nn.Module):
+    """p(y | f) = softmax(f)_y; Lambda = diag(p) - p p^T, root diag(sqrt p) - p sqrt(p)^T."""
+
+    name = "categorical"
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        classes = outputs.shape[1]
+        if targets.is_floating_point() or targets.dim() != 1:
+            kind = "one-hot or probabilities" if targets.shape == outputs.shape else "not class indices"
+            raise ValueError(
+                f"targets of shape {tuple(targets.shape)} and type {targets.dtype} are {kind}: the categorical "
+                "likelihood takes integer class indices of shape (N,); use targets.argmax(1), or likelihood='gaussian'"
+            )
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+            raise ValueError(
+                f"labels run from {int(targets.min())} to {int(targets.max())}, but the model has {classes} outputs, "
+                f"so they must lie in 0..{classes - 1}"
+            )
+
+    def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """sum_n log p(y_n | f_n)."""
+        return -F.cross_entropy(outputs, targets.long(), reduction="sum")
+
+    def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
+        return statistic
+
+    def scale(self) -> Tensor:
+        return torch.ones((), dtype=torch.float64)
+
+    def root(self, outputs: Tensor) -> Tensor:
+        p = outputs.softmax(-1)
+        return torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]
+
+
+class Gaussian(nn.Module):
+    """p(y | f) = N(y | f, sigma^2 I); Lambda = I / sigma^2, root I, scale 1 / sigma^2. The noise is learned."""
+
+    name = "gaussian"
+
+    def __init__(self, sigma_noise: float = 1.0):
+        super().__init__()
+        if not 0 < sigma_noise < math.inf:
+            raise ValueError(f"sigma_noise must be positive and finite, got {sigma_noise}")
+        self.log_variance = nn.Parameter(torch.tensor(2 * math.log(sigma_noise), dtype=torch.float64))
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        if targets.shape != outputs.shape or not targets.is_floating_point():
+            hint = ""
+            if targets.dim() == 1 and outputs.shape[1] == 1:
+                hint = ": use targets[:, None] (broadcasting would compare every target with every output)"
+            elif not targets.is_floating_point():
+                hint = ": use targets.float(), or likelihood='categorical' for class labels"
+            raise ValueError(
+                f"targets {tuple(targets.shape)} of type {targets.dtype} do not match outputs {tuple(outputs.shape)}{hint}"
+            )
+
+    def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The sum of squared errors."""
+        return (outputs - targets).square().sum()
+
+    def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
+        """log N of ``count`` numbers (samples times outputs) with the given sum of squared errors."""
+        return -0.5 * (statistic * self.scale() + count * (self.log_variance + math.log(2 * math.pi)))
+
+    def scale(self) -> Tensor:
+        return (-self.log_variance).exp()
+
+    def root(self, outputs: Tensor) -> Tensor:
+        return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
+
+
+LIKELIHOODS = {"categorical": Categorical, "gaussian": Gaussian}
+Likelihood = Categorical | Gaussian
+
+
+def likelihood(kind: str | Likelihood) -> Likelihood:
+    """The likelihood of a name, or the one given."""
+    if isinstance(kind, (Categorical, Gaussian)):
+        return kind
+    if kind not in LIKELIHOODS:
+        raise ValueError(f"unknown likelihood {kind!r}: use {' or '.join(map(repr, LIKELIHOODS))}")
+    return LIKELIHOODS[kind]()

@@ -1,0 +1,212 @@
+"""Paths: every linear map with its own prior.
+
+Every path is one matrix, or K blocks of it, applied at S shared positions (the path law):
+
+    path(x) == place(einsum("bski,koi->bsko", columns(x), weight), x)     weight: (K, out, in)
+    <place(h, x), g> == <h, rows(g)>                                      rows is the adjoint of place
+
+``columns`` and ``rows`` are the definition, and all that curvature needs; ``forward`` is the fast form of the same map.
+(``place`` takes of ``x`` only its shape: the same convolution works on images of any size.)
+What counts as a shared position is part of the definition: it fixes the Kronecker approximation.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Path(nn.Module):
+    """One linear map, ``weight`` of shape (K, out, in), under one prior."""
+
+    weight: nn.Parameter
+
+    def __init__(self, blocks: int, rows: int, columns: int, bound: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, rows, columns).uniform_(-bound, bound))
+
+    def columns(self, x: Tensor) -> Tensor:
+        """The inputs of the matrix, (B, S, K, in)."""
+        raise TypeError(f"{type(self).__name__} does not define columns")
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        """Arrange the matrix's outputs (B, S, K, out) as the output of the path."""
+        raise TypeError(f"{type(self).__name__} does not define place")
+
+    def rows(self, g: Tensor) -> Tensor:
+        """The adjoint of ``place``: a cotangent of the output, as (B, S, K, out)."""
+        raise TypeError(f"{type(self).__name__} does not define rows")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.place(torch.einsum("bski,koi->bsko", self.columns(x), self.weight), x)
+
+
+class Dense(Path):
+    """Fully connected, y = W x (Eq. 1); K = 1. Axes between the batch and ``in_shape`` are shared positions (none: S = 1)."""
+
+    def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int]):
+        fan_in = math.prod(in_shape)
+        super().__init__(1, math.prod(out_shape), fan_in, bound=fan_in**-0.5)
+        self.in_shape, self.out_shape = tuple(in_shape), tuple(out_shape)
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, 1, self.weight.shape[2])
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h.reshape(*x.shape[: x.dim() - len(self.in_shape)], *self.out_shape)
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.reshape(g.shape[0], -1, 1, self.weight.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.place(F.linear(x.flatten(x.dim() - len(self.in_shape)), self.weight[0]), x)
+
+
+class Conv(Path):
+    """Convolution (Eq. 3): patches are the columns, output positions are shared; K = groups.
+
+    ``padding_mode`` is one of torch's ("circular", "zeros", "reflect", "replicate"). With ``stride=1`` and circular
+    padding it is exactly equivariant to translations.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        stride: int | tuple[int, int] = 1,
+        padding: tuple[int, int, int, int] | None = None,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        padding_mode: str = "circular",
+    ):
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(f"groups={groups} must divide {in_channels} input and {out_channels} output channels")
+        if padding_mode not in ("circular", "zeros", "reflect", "replicate"):
+            raise ValueError(f"padding_mode {padding_mode!r} is not circular, zeros, reflect or replicate")
+        kernel = _pair(kernel_size)
+        fan_in = in_channels // groups * math.prod(kernel)
+        super().__init__(groups, out_channels // groups, fan_in, bound=math.sqrt(6 / fan_in))
+        self.kernel_size, self.stride, self.dilation = kernel, _pair(stride), _pair(dilation)
+        self.in_channels, self.groups, self.padding_mode = in_channels, groups, padding_mode
+        if padding is None:  # the padding that keeps the size, as F.pad orders it: left, right, top, bottom
+            if any(k % 2 == 0 for k in self.kernel_size):
+                raise ValueError(f"kernel_size {self.kernel_size} is even: give padding=(left, right, top, bottom)")
+            vertical, horizontal = (d * (k - 1) // 2 for d, k in zip(self.dilation, self.kernel_size, strict=True))
+            padding = (horizontal, horizontal, vertical, vertical)
+        self.padding = padding
+
+    def pad(self, x: Tensor) -> Tensor:
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        return F.pad(x, self.padding, mode) if any(self.padding) else x
+
+    def out_size(self, size: Sequence[int]) -> tuple[int, int]:
+        """Height and width of the output for an input of height and width ``size``."""
+        left, right, top, bottom = self.padding
+        padded = (size[0] + top + bottom, size[1] + left + right)
+        height, width = (
+            (n - d * (k - 1) - 1) // s + 1
+            for n, k, d, s in zip(padded, self.kernel_size, self.dilation, self.stride, strict=True)
+        )
+        return height, width
+
+    def columns(self, x: Tensor) -> Tensor:
+        patches = F.unfold(self.pad(x), self.kernel_size, dilation=self.dilation, stride=self.stride)
+        return patches.mT.reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h.flatten(2).mT.reshape(h.shape[0], -1, *self.out_size(x.shape[-2:]))
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.flatten(2).mT.reshape(g.shape[0], -1, self.groups, self.weight.shape[1])
+
+    def filters(self) -> Tensor:
+        """The weight as torch's convolutions take it, (C', C / groups, height, width)."""
+        return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kwargs = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
+        return F.conv2d(self.pad(x), self.filters(), **kwargs)
+
+
+class FactoredIn(Path):
+    """The input factor of F-FC (Eq. 5), h[b,d,c] = sum_s x[b,c,s] theta_2[c,d,s]: K = C blocks, in = HW, out = C'."""
+
+    def __init__(self, in_shape: Sequence[int], out_channels: int):
+        channels, *size = in_shape
+        positions = math.prod(size)
+        super().__init__(channels, out_channels, positions, bound=math.sqrt(3 / positions))
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], 1, self.weight.shape[0], -1)
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, 0].mT
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.mT[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(2).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
+
+
+class FactoredOut(Path):
+    """The output factor of F-FC (Eq. 5), y[b,d,t] = sum_c h[b,d,c] theta_1[d,t,c]: K = C' blocks, in = C, out = H'W'."""
+
+    def __init__(self, in_channels: int, out_shape: Sequence[int]):
+        channels, *size = out_shape
+        super().__init__(channels, math.prod(size), in_channels, bound=math.sqrt(3 / in_channels))
+        self.out_shape = tuple(out_shape)
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x[:, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h.reshape(h.shape[0], *self.out_shape)
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.reshape(g.shape[0], 1, *self.weight.shape[:2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.transpose(0, 1) @ self.weight.mT).transpose(0, 1).reshape(x.shape[0], *self.out_shape)
+
+
+class Bias(Path):
+    """One constant column, y = b broadcast from ``shape`` to ``out_shape``; K = in = 1.
+
+    By default S = 1 and ``place`` broadcasts, so the block is the exact GGN. With ``expand`` the broadcast positions are
+    shared instead (outer products are summed over them), as laplace-torch does: for comparison only.
+    """
+
+    def __init__(self, shape: Sequence[int], out_shape: Sequence[int] | None = None, expand: bool = False):
+        super().__init__(1, math.prod(shape), 1, bound=0.0)
+        self.shape, self.out_shape, self.expand = tuple(shape), tuple(out_shape or shape), expand
+        if torch.broadcast_shapes(self.shape, self.out_shape) != self.out_shape or len(self.shape) != len(self.out_shape):
+            raise ValueError(f"a bias of shape {self.shape} does not broadcast to {self.out_shape}")
+        # The output as (positions, own): the axes that are broadcast come first.
+        axes = range(1, len(self.shape) + 1)
+        self.order = sorted(axes, key=lambda axis: self.shape[axis - 1] == self.out_shape[axis - 1])
+        self.positions = math.prod(self.out_shape) // math.prod(self.shape) if expand else 1
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.new_ones(x.shape[0], self.positions, 1, 1)
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        if not self.expand:
+            return h.reshape(-1, *self.shape).expand(-1, *self.out_shape)
+        permuted = h.reshape(-1, *(self.out_shape[axis - 1] for axis in self.order))
+        return permuted.permute(0, *(self.order.index(axis) + 1 for axis in range(1, len(self.shape) + 1)))
+
+    def rows(self, g: Tensor) -> Tensor:
+        if not self.expand:
+            return g.sum_to_size(g.shape[0], *self.shape).reshape(g.shape[0], 1, 1, -1)
+        return g.permute(0, *self.order).reshape(g.shape[0], self.positions, 1, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.view(1, *self.shape).expand(x.shape[0], *self.out_shape)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
