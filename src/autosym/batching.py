@@ -1,7 +1,7 @@
 """Tensors, datasets and loaders as one stream of batches that counts what it shows."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -14,7 +14,7 @@ def size_of(data: Data) -> int | None:
     if _is_pair(data):
         return len(data[0])
     source = data if isinstance(data, Dataset) else getattr(data, "dataset", None)
-    return len(source) if hasattr(source, "__len__") else None
+    return len(source) if isinstance(source, Sized) else None
 
 
 def batches(data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -46,5 +46,5 @@ def check_seen(seen: int, data: Data, allow_partial: bool) -> None:
         )
 
 
-def _is_pair(data: Data) -> bool:
+def _is_pair(data: Data) -> TypeGuard[tuple[Tensor, Tensor]]:
     return isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)

@@ -78,8 +78,8 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             path = _path_of(module, name, expand_bias)
             if path is None:
                 raise ValueError(
-                    f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, nn.Linear "
-                    "and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside the evidence"
+                    f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
+                    "nn.Linear and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
                 )
             found[id(parameter)] = Site(module_name if isinstance(module, Path) else full, module, parameter, path)
     if not found:
@@ -174,8 +174,8 @@ class _Tape:
         missing = [site.name for site in self.sites if site.module not in self.edges]
         if missing:
             raise ValueError(
-                f"{', '.join(missing)} took no part in the forward pass, so the data say nothing about it: remove it, or freeze it by "
-                "requires_grad_(False)"
+                f"{', '.join(missing)} took no part in the forward pass, so the data say nothing about it: remove it, or "
+                "freeze it by requires_grad_(False)"
             )
         return f
 
@@ -304,7 +304,7 @@ def _adopted_conv(conv: nn.Conv2d) -> Path:
     return _definition(Conv, *shape, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode)
 
 
-def _definition(kind: type[Path], *arguments: object) -> Path:
+def _definition(kind: Callable[..., Path], *arguments: object) -> Path:
     """A path without weights: its columns and rows are all that curvature asks for."""
     with torch.device("meta"):
         return kind(*arguments)
@@ -315,8 +315,8 @@ def _refuse_batch_dependence(model: nn.Module) -> None:
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
-                f"{name} ({kind}) uses the statistics of the batch, so a sample's output depends on its batchmates and the evidence "
-                "on the batch size: call model.eval(), with running statistics"
+                f"{name} ({kind}) uses the statistics of the batch, so a sample's output depends on its batchmates and the "
+                "evidence on the batch size: call model.eval(), with running statistics"
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise ValueError(f"{name} ({kind}) is in train mode, so every pass gives other outputs: call model.eval()")
@@ -327,7 +327,9 @@ def _to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tenso
         raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
     if not torch.isfinite(x).all():
         rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them")
+        raise ValueError(
+            f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them"
+        )
     if y.is_floating_point() and not torch.isfinite(y).all():
         raise ValueError(f"the targets of {which} are not finite (NaN or Inf): drop or mend them")
     parameter = next(model.parameters())

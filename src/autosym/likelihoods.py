@@ -88,7 +88,7 @@ LIKELIHOODS = {"categorical": Categorical, "gaussian": Gaussian}
 Likelihood = Categorical | Gaussian
 
 
-def likelihood(kind: str | Likelihood) -> Likelihood:
+def of(kind: str | Likelihood) -> Likelihood:
     """The likelihood of a name, or the one given."""
     if isinstance(kind, (Categorical, Gaussian)):
         return kind

@@ -127,8 +127,7 @@ class Conv(Path):
         return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        kwargs = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
-        return F.conv2d(self.pad(x), self.filters(), **kwargs)
+        return F.conv2d(self.pad(x), self.filters(), None, self.stride, 0, self.dilation, self.groups)
 
 
 class FactoredIn(Path):

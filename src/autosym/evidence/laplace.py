@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autosym import likelihoods
 from autosym.batching import Data
 from autosym.curvature import kfac, sites
 from autosym.evidence.record import Evidence
-from autosym.likelihoods import Likelihood, likelihood
+from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
 
 
@@ -55,20 +56,22 @@ class Laplace:
 
     def _check(self, prior: Prior) -> None:
         if prior.names != self.names:
-            raise ValueError(f"this prior is over {prior.names}, the evidence over {self.names}: make it by Prior(evidence.names)")
+            raise ValueError(
+                f"this prior is over {prior.names}, the evidence over {self.names}: make it by Prior(evidence.names)"
+            )
 
 
-def at(model: nn.Module, data: Data, likelihood_: str | Likelihood = "categorical", **options: Any) -> Laplace:
+def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:
     """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` are those of ``curvature.kfac``."""
-    lik = likelihood(likelihood_)
-    curvature = kfac(model, data, lik, **options)
+    likelihood = likelihoods.of(likelihood)
+    curvature = kfac(model, data, likelihood, **options)
     eigenvalues = curvature.eigenvalues()
     parameters = {site.name: site.parameter.detach() for site in sites(model)}
     products = tuple(lam[:, :, None] * mu[:, None, :] for lam, mu in eigenvalues.values())
     square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues])
     sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64, device=square_norms.device)
     names = tuple(eigenvalues)
-    return Laplace(names, products, square_norms, sizes, curvature.statistic, curvature.samples, curvature.outputs, lik)
+    return Laplace(names, products, square_norms, sizes, curvature.statistic, curvature.samples, curvature.outputs, likelihood)
 
 
 def log_evidence(
@@ -85,4 +88,4 @@ def log_evidence(
     prior: the approximation holds at a mode of the posterior. ``options`` are those of ``autosym.curvature.kfac``.
     """
     evidence = at(model, data, likelihood, **options)
-    return float(evidence(Prior(evidence.names, prior_precision)).log_evidence)
+    return float(evidence(Prior(evidence.names, prior_precision)).log_evidence.detach())

@@ -28,7 +28,7 @@ class Evidence:
         return self.log_likelihood + self.occam
 
     def __str__(self) -> str:
+        value, fit, occam = (float(t.detach()) for t in (self.log_evidence, self.log_likelihood, self.occam))
         return (
-            f"log evidence {float(self.log_evidence):.3f} nats over {self.samples} samples "
-            f"= log likelihood {float(self.log_likelihood):.3f} + Occam factor {float(self.occam):.3f}"
+            f"log evidence {value:.3f} nats over {self.samples} samples = log likelihood {fit:.3f} + Occam factor {occam:.3f}"
         )
