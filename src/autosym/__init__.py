@@ -2,7 +2,23 @@
 
 from autosym.evidence import Evidence, log_evidence
 from autosym.likelihoods import Categorical, Gaussian
+from autosym.predictive import Predictive, calibration_error
 from autosym.priors import Prior
+from autosym.symmetry import Symmetry
+from autosym.training import Fit, Schedule, fit
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Categorical", "Evidence", "Gaussian", "Prior", "__version__", "log_evidence"]
+__all__ = [
+    "Categorical",
+    "Evidence",
+    "Fit",
+    "Gaussian",
+    "Predictive",
+    "Prior",
+    "Schedule",
+    "Symmetry",
+    "__version__",
+    "calibration_error",
+    "fit",
+    "log_evidence",
+]

@@ -3,35 +3,50 @@
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeGuard
 
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 Data = tuple[Tensor, Tensor] | Dataset | Iterable[Any]
 
 
+def is_pair(data: Data) -> TypeGuard[tuple[Tensor, Tensor]]:
+    """Whether the data are two tensors, inputs and targets."""
+    return isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+
+
 def size_of(data: Data) -> int | None:
     """How many samples the data say they have; None where they do not say."""
-    if _is_pair(data):
+    if is_pair(data):
         return len(data[0])
     source = data if isinstance(data, Dataset) else getattr(data, "dataset", None)
     return len(source) if isinstance(source, Sized) else None
 
 
-def batches(data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, targets) in order. A loader keeps its own batches; ``batch_size`` is for tensors and datasets."""
-    if _is_pair(data):
+def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """(inputs, targets), in order or shuffled. A loader keeps its own batches and order: both arguments are for the others."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if is_pair(data):
         inputs, targets = data
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
         data = TensorDataset(inputs, targets)
-    if isinstance(data, TensorDataset):  # whole slices, not one sample at a time
-        for start in range(0, len(data), batch_size):
-            yield data[start : start + batch_size]
+    if isinstance(data, TensorDataset) and len(data) and len(data.tensors) == 2:  # whole batches, not one sample at a time
+        order = torch.arange(len(data)) if shuffle is None else torch.randperm(len(data), generator=shuffle)
+        yield from (data[rows] for rows in order.to(data.tensors[0].device).split(batch_size))
         return
-    for batch in DataLoader(data, batch_size) if isinstance(data, Dataset) else data:
+    if isinstance(data, Dataset):
+        shuffled = shuffle is not None and not isinstance(data, IterableDataset)
+        data = DataLoader(data, batch_size, shuffle=shuffled, generator=shuffle)
+    for batch in data:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
             raise TypeError(f"each batch must be a pair (inputs, targets) of tensors, got {type(batch).__name__}")
-        yield batch[0], batch[1]
+        inputs, targets = batch
+        if len(inputs) != len(targets):
+            raise ValueError(f"a batch holds {len(inputs)} inputs but {len(targets)} targets")
+        if len(inputs):
+            yield inputs, targets
 
 
 def check_seen(seen: int, data: Data, allow_partial: bool) -> None:
@@ -39,12 +54,19 @@ def check_seen(seen: int, data: Data, allow_partial: bool) -> None:
     if seen == 0:
         raise ValueError("the data are empty: no batch held a sample")
     size = size_of(data)
+    sampler = getattr(data, "sampler", None)
+    if not allow_partial and (isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False)):
+        raise ValueError(
+            f"the loader's sampler ({type(sampler).__name__}) draws with replacement, so it repeats some samples and skips "
+            "others: use one that shows each once, or allow_partial=True for the evidence of the samples drawn"
+        )
+    if not allow_partial and size is None and getattr(data, "drop_last", False):
+        raise ValueError(
+            "the loader has drop_last=True and its dataset no length, so samples may be missing: set drop_last=False, or "
+            "allow_partial=True for the evidence of the samples seen"
+        )
     if size is not None and seen != size and not allow_partial:
         raise ValueError(
             f"the loader showed {seen} of the {size} samples of its dataset (drop_last, or a sampler?): the evidence would be "
             "that of other data; set drop_last=False, or allow_partial=True for the evidence of the samples seen"
         )
-
-
-def _is_pair(data: Data) -> TypeGuard[tuple[Tensor, Tensor]]:
-    return isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)

@@ -9,26 +9,15 @@ positions it is KFAC-expand. Exact curvature takes one backward pass per output,
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autosym.batching import Data, batches, check_seen, size_of
 from autosym.likelihoods import Likelihood
-from autosym.paths import Bias, Conv, Dense, Path
-
-
-@dataclass(frozen=True)
-class Site:
-    """A parameter of the model that a path owns, and the module whose inputs and outputs that path sees."""
-
-    name: str
-    module: nn.Module
-    parameter: nn.Parameter
-    path: Callable[[Tensor], Path]  # the path, given an output of the module: torch's layers do not know their map's size
+from autosym.sites import Tape, refuse_batch_dependence, sites
 
 
 @dataclass(frozen=True)
@@ -52,39 +41,13 @@ class Curvature:
         """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
         return {name: (_eigvalsh(f.G, f"G of {name}"), _eigvalsh(f.A, f"A of {name}")) for name, f in self.factors.items()}
 
-
-def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
-    """Every trainable parameter with the path that owns it; frozen ones are point estimates, outside the evidence.
-
-    Paths own their weight; ``nn.Linear`` and ``nn.Conv2d`` are read as Dense or Conv and Bias. Anything else is refused.
-    """
-    found: dict[int, Site] = {}
-    owners: dict[int, str] = {}
-    for module_name, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            full = f"{module_name}.{name}".lstrip(".")
-            if not parameter.requires_grad:
-                continue
-            if id(parameter) in owners:
-                raise ValueError(
-                    f"{full} and {owners[id(parameter)]} are the same parameter: the curvature of tied weights is not the sum "
-                    "of its parts; untie them, or freeze them by requires_grad_(False)"
-                )
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
-            if not torch.isfinite(parameter).all():
-                raise ValueError(f"{full} holds values that are not finite (NaN or Inf)")
-            owners[id(parameter)] = full
-            path = _path_of(module, name, expand_bias)
-            if path is None:
-                raise ValueError(
-                    f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
-                    "nn.Linear and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
-                )
-            found[id(parameter)] = Site(module_name if isinstance(module, Path) else full, module, parameter, path)
-    if not found:
-        raise ValueError("the model has no trainable parameter, so there is nothing to integrate over")
-    return list(found.values())
+    def eigenvectors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """lambda mu: (K, out, in) with the eigenvectors (K, out, out) of G and (K, in, in) of A, in float64."""
+        decomposed = {}
+        for name, f in self.factors.items():
+            (lam, U), (mu, V) = (torch.linalg.eigh(factor.double()) for factor in (f.G, f.A))
+            decomposed[name] = (lam.clamp_min(0)[:, :, None] * mu.clamp_min(0)[:, None, :], U, V)
+        return decomposed
 
 
 def kfac(
@@ -108,16 +71,17 @@ def kfac(
     ``share_blocks`` replaces the G of every block by their mean, as the paper does. Factors are in ``dtype``, by default that
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
     """
-    _refuse_batch_dependence(model)
+    refuse_batch_dependence(model)
     used = _choose(subset, size_of(data), seed)
     signs = _Signs(seed)
-    tape = _Tape(sites(model, expand_bias), dtype)
+    sums = _Sums(dtype)
+    tape = Tape(sites(model, expand_bias), sums.add_columns)
     statistic = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     samples = outputs = 0
     with tape, torch.enable_grad():
         for x, y in batches(data, batch_size):
             x, y = _to_model(x, y, model, f"samples {samples} to {samples + len(x) - 1}")
-            mask = None if used is None else used[samples : samples + len(x)]
+            mask = None if used is None else used[torch.arange(samples, samples + len(x)) % len(used)]
             samples += len(x)
             for x_part, y_part, record in _split(x, y, mask):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
@@ -128,131 +92,53 @@ def kfac(
                     roots = likelihood.root(f.detach())
                     if sampled:
                         roots = roots @ signs(len(f), outputs).to(roots)[:, :, None]
-                    tape.backward(f, roots)
+                    sums.used += len(f)
+                    for column in roots.unbind(2):
+                        for name, rows in tape.backward(f, column):
+                            sums.add_rows(name, rows)
     check_seen(samples, data, allow_partial)
-    return Curvature(tape.factors(samples, share_blocks), statistic, samples, outputs)
+    return Curvature(sums.factors(samples, share_blocks), statistic.cpu(), samples, outputs)
 
 
-class _Tape:
-    """Hooks on the modules of all sites: columns are summed as they come forward, rows as they come backward."""
+class _Sums:
+    """sum A and sum G of every path, and the number of samples they were taken from."""
 
-    def __init__(self, sites: Sequence[Site], dtype: torch.dtype | None):
-        self.sites, self.dtype = sites, dtype
-        self.by_module: dict[nn.Module, list[Site]] = {}
-        for site in sites:
-            self.by_module.setdefault(site.module, []).append(site)
-        self.sum_A: dict[str, Tensor] = {}
-        self.sum_G: dict[str, Tensor] = {}
-        self.edges: dict[nn.Module, GradientEdge] = {}
-        self.paths: dict[str, Path] = {}
+    def __init__(self, dtype: torch.dtype | None):
+        self.dtype = dtype
+        self.A: dict[str, Tensor] = {}
+        self.G: dict[str, Tensor] = {}
         self.positions: dict[str, int] = {}
-        self.recording = self.blaming = False
-        self.batch = self.used = 0
+        self.used = 0
 
-    def __enter__(self) -> "_Tape":
-        self.handles = [module.register_forward_hook(self._hook) for module in self.by_module]
-        return self
+    def add_columns(self, name: str, columns: Tensor) -> None:
+        self.positions[name] = columns.shape[1]
+        _add(self.A, name, _gram(columns, self.dtype))
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.edges.clear()
-
-    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of the model alone, without a graph."""
-        with torch.no_grad():
-            return self._check_outputs(model, model(x), x)
-
-    def record(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of the model, with the columns of every path summed and a graph to go back through."""
-        self.edges.clear()
-        self.recording, self.batch = True, len(x)
-        self.used += len(x)
-        f = model(x)
-        self.recording = False
-        f = self._check_outputs(model, f, x)
-        missing = [site.name for site in self.sites if site.module not in self.edges]
-        if missing:
-            raise ValueError(
-                f"{', '.join(missing)} took no part in the forward pass, so the data say nothing about it: remove it, or "
-                "freeze it by requires_grad_(False)"
-            )
-        return f
-
-    def backward(self, f: Tensor, roots: Tensor) -> None:
-        """Sum rows of the cotangents ``roots``: (B, outputs, columns), one backward pass for each column."""
-        modules = list(self.edges)
-        for column in range(roots.shape[2]):
-            last = column == roots.shape[2] - 1
-            edges = [self.edges[module] for module in modules]
-            grads = torch.autograd.grad(f, edges, roots[:, :, column], retain_graph=not last, allow_unused=True)
-            for module, grad in zip(modules, grads, strict=True):
-                for site in self.by_module[module]:
-                    if grad is None:
-                        raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
-                    rows = self.paths[site.name].rows(grad)
-                    self._add(self.sum_G, site.name, _gram(rows, self.dtype) / self.positions[site.name])
+    def add_rows(self, name: str, rows: Tensor) -> None:
+        _add(self.G, name, _gram(rows, self.dtype) / self.positions[name])
 
     def factors(self, samples: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
+        if not self.used:
+            raise ValueError("none of the samples chosen by subset was shown: take a larger subset, or a loader that shows all")
         factors = {}
-        for site in self.sites:
-            A = self.sum_A[site.name] / self.used
-            G = self.sum_G[site.name] * (samples / self.used)
+        for name in self.A:
+            A = self.A[name] / self.used
+            G = self.G[name] * (samples / self.used)
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
             for letter, factor in (("A", A), ("G", G)):
                 if not torch.isfinite(factor).all():
                     raise ValueError(
-                        f"the factor {letter} of {site.name} overflowed {factor.dtype}: rescale the inputs or the targets, or "
-                        "pass dtype=torch.float64"
+                        f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, or pass "
+                        "dtype=torch.float64"
                     )
-            factors[site.name] = Factors(A, G)
+            factors[name] = Factors(A, G)
         return factors
 
-    def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        names = ", ".join(site.name for site in self.by_module[module])
-        if self.blaming and not torch.isfinite(output).all():
-            raise ValueError(
-                f"the output of {names} is not finite though its inputs and weights were: the values overflow {output.dtype}; "
-                "rescale the inputs, or use the model in float64"
-            )
-        if not self.recording:
-            return output
-        if module in self.edges:
-            raise ValueError(
-                f"{names} is used more than once in a forward pass: the curvature of a shared layer is not the sum of its "
-                "uses; make one layer for each use"
-            )
-        if len(inputs) != 1 or inputs[0].shape[0] != self.batch:
-            raise ValueError(
-                f"{names} must see one positional tensor whose first axis is the batch of {self.batch} samples; got "
-                f"{[tuple(x.shape) for x in inputs]}: keep positions in an axis of their own"
-            )
-        if not output.requires_grad:  # everything before this layer is frozen
-            output = output.clone().requires_grad_().clone()
-        for site in self.by_module[module]:
-            path = self.paths.setdefault(site.name, site.path(output))
-            columns = path.columns(inputs[0].detach())
-            self.positions[site.name] = columns.shape[1]
-            self._add(self.sum_A, site.name, _gram(columns, self.dtype))
-        # The edge, not the tensor: an in-place activation that follows would move the tensor's place in the graph.
-        self.edges[module] = get_gradient_edge(output)
-        return output
 
-    def _check_outputs(self, model: nn.Module, f: Tensor, x: Tensor) -> Tensor:
-        if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x):
-            shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise ValueError(f"the model must return (B, outputs) for a batch of {len(x)}, got {shape}")
-        if not torch.isfinite(f).all():
-            self.blaming = True
-            model(x)  # once more, to name the first layer that overflows
-            raise ValueError("the outputs of the model are not finite, though those of its layers are")
-        return f
-
-    @staticmethod
-    def _add(sums: dict[str, Tensor], name: str, term: Tensor) -> None:
-        sums[name] = sums[name] + term if name in sums else term
+def _add(sums: dict[str, Tensor], name: str, term: Tensor) -> None:
+    sums[name] = sums[name] + term if name in sums else term
 
 
 def _gram(t: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -266,9 +152,8 @@ def _eigvalsh(factors: Tensor, name: str) -> Tensor:
 
     Solvers fail on nearly zero and on badly scaled matrices in float32: those are solved in float64.
     """
-    trace = factors.diagonal(dim1=-2, dim2=-1).sum(-1).double()
-    scaled = factors / trace.clamp_min(torch.finfo(torch.float64).tiny).to(factors)[:, None, None]
-    scaled = torch.where((trace > 0)[:, None, None], scaled, torch.zeros_like(scaled))
+    trace = factors.diagonal(dim1=-2, dim2=-1).double().sum(-1)
+    scaled = (factors / trace.clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]).to(factors)
     try:
         values = torch.linalg.eigvalsh(scaled)
     except torch.linalg.LinAlgError:
@@ -279,47 +164,6 @@ def _eigvalsh(factors: Tensor, name: str) -> Tensor:
         except torch.linalg.LinAlgError as error:
             raise ValueError(f"the eigenvalues of the factor {name} did not converge, even in float64") from error
     return values.double().clamp_min(0) * trace[:, None]
-
-
-def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor], Path] | None:
-    """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
-    if isinstance(module, Bias) and expand_bias:
-        return lambda _: _definition(Bias, module.shape, module.out_shape, True)
-    if isinstance(module, Path):
-        return lambda _: module
-    if type(module) is nn.Linear:
-        if name == "weight":
-            return lambda _: _definition(Dense, (module.in_features,), (module.out_features,))
-        return lambda y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), y.shape[1:], expand_bias)
-    if type(module) is nn.Conv2d:
-        if name == "weight":
-            return lambda _: _adopted_conv(module)
-        return lambda y: _definition(Bias, (y.shape[1], 1, 1), y.shape[1:], expand_bias)
-    return None
-
-
-def _adopted_conv(conv: nn.Conv2d) -> Path:
-    padding = tuple(conv._reversed_padding_repeated_twice)  # torch's own reading of "same", "valid" and numbers
-    shape = (conv.in_channels, conv.out_channels, conv.kernel_size)
-    return _definition(Conv, *shape, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode)
-
-
-def _definition(kind: Callable[..., Path], *arguments: object) -> Path:
-    """A path without weights: its columns and rows are all that curvature asks for."""
-    with torch.device("meta"):
-        return kind(*arguments)
-
-
-def _refuse_batch_dependence(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise ValueError(
-                f"{name} ({kind}) uses the statistics of the batch, so a sample's output depends on its batchmates and the "
-                "evidence on the batch size: call model.eval(), with running statistics"
-            )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            raise ValueError(f"{name} ({kind}) is in train mode, so every pass gives other outputs: call model.eval()")
 
 
 def _to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,10 @@ class Categorical(nn.Module):
         """sum_n log p(y_n | f_n)."""
         return -F.cross_entropy(outputs, targets.long(), reduction="sum")
 
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The negative log-likelihood at unit scale, without constants."""
+        return -self.statistic(outputs, targets)
+
     def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
         return statistic
 
@@ -72,6 +76,10 @@ class Gaussian(nn.Module):
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sum of squared errors."""
         return (outputs - targets).square().sum()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The negative log-likelihood at unit scale, without constants."""
+        return self.statistic(outputs, targets) / 2
 
     def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
         """log N of ``count`` numbers (samples times outputs) with the given sum of squared errors."""

@@ -71,6 +71,14 @@ def build(
         out_shape = (width * multiple, shape[1] // stride, shape[2] // stride)
         symmetric = {path: SYMMETRIC[path](shape, out_shape) for path in paths if path in SYMMETRIC}
         free = {path: FREE[path](shape, out_shape) for path in paths if path in FREE}
-        blocks.append(Relaxed(symmetric, free, stride))
+        blocks.append(_with_gain(Relaxed(symmetric, free, stride), math.sqrt(len(paths))))
         shape = out_shape
     return Net(blocks, shape[0], width * hidden, classes, tuple(in_shape))
+
+
+@torch.no_grad()
+def _with_gain(layer: Relaxed, gain: float) -> Relaxed:
+    """Scale the initial outputs of the paths, so that the mean of n independent ones has the variance of one (gain sqrt n)."""
+    for path in layer.values():
+        (path.theta_1 if isinstance(path, layers.Factored) else path.linear).weight.mul_(gain)  # type: ignore[operator,union-attr]
+    return layer

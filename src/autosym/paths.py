@@ -182,7 +182,10 @@ class Bias(Path):
     def __init__(self, shape: Sequence[int], out_shape: Sequence[int] | None = None, expand: bool = False):
         super().__init__(1, math.prod(shape), 1, bound=0.0)
         self.shape, self.out_shape, self.expand = tuple(shape), tuple(out_shape or shape), expand
-        if torch.broadcast_shapes(self.shape, self.out_shape) != self.out_shape or len(self.shape) != len(self.out_shape):
+        fits = len(self.shape) == len(self.out_shape) and all(
+            own in (1, full) for own, full in zip(self.shape, self.out_shape, strict=True)
+        )
+        if not fits:
             raise ValueError(f"a bias of shape {self.shape} does not broadcast to {self.out_shape}")
         # The output as (positions, own): the axes that are broadcast come first.
         axes = range(1, len(self.shape) + 1)

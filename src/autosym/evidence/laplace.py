@@ -18,8 +18,10 @@ from autosym import likelihoods
 from autosym.batching import Data
 from autosym.curvature import kfac, sites
 from autosym.evidence.record import Evidence
-from autosym.likelihoods import Likelihood
+from autosym.likelihoods import Gaussian, Likelihood
 from autosym.priors import Prior
+
+LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stop there: a path at 1e12 is gone
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Laplace:
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
-        log_det = sum((torch.log(scale * p + d).sum() for p, d in zip(self.products, delta, strict=True)), torch.zeros(()))
+        log_det = sum(
+            (torch.log(scale * p + d).sum() for p, d in zip(self.products, delta, strict=True)), torch.zeros(())
+        ).cpu()
         log_likelihood = self.likelihood.log_likelihood(self.statistic, self.samples * self.outputs)
         log_prior = prior.log_density(self.square_norms, self.sizes).sum()
         complexity = 0.5 * (log_det - self.sizes.sum() * math.log(2 * math.pi))
@@ -52,7 +56,25 @@ class Laplace:
         self._check(prior)
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
         gammas = [(scale * p / (scale * p + d)).sum() for p, d in zip(self.products, delta, strict=True)]
-        return torch.stack(gammas)
+        return torch.stack(gammas).cpu()
+
+    def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
+        """MacKay's closed form, delta <- gamma / |w|^2 and sigma^2 <- SSE / (N D - gamma), in place.
+
+        It holds at a mode, so it moves only the fraction ``damping`` of the way in log space, at most ``trust`` nats. A path
+        whose weights or gamma are zero says nothing of its precision and is left alone.
+        """
+        with torch.no_grad():
+            gamma = self.effective_parameters(prior)
+            known = (gamma > 0) & (self.square_norms > 0)
+            target = (gamma / self.square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
+            step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
+            prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
+            if isinstance(self.likelihood, Gaussian):
+                left = self.samples * self.outputs - gamma.sum()
+                variance = (self.statistic / left.clamp_min(1)).clamp_min(torch.finfo(torch.float64).tiny)
+                step = (damping * (variance.log() - self.likelihood.log_variance)).clamp(-trust, trust)
+                self.likelihood.log_variance.add_(step)
 
     def _check(self, prior: Prior) -> None:
         if prior.names != self.names:
@@ -68,8 +90,8 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     eigenvalues = curvature.eigenvalues()
     parameters = {site.name: site.parameter.detach() for site in sites(model)}
     products = tuple(lam[:, :, None] * mu[:, None, :] for lam, mu in eigenvalues.values())
-    square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues])
-    sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64, device=square_norms.device)
+    square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues]).cpu()
+    sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
     names = tuple(eigenvalues)
     return Laplace(names, products, square_norms, sizes, curvature.statistic, curvature.samples, curvature.outputs, likelihood)
 

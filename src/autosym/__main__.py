@@ -1,0 +1,19 @@
+"""``python -m autosym``, and the command ``autosym``."""
+
+import sys
+
+
+def main() -> int:
+    """The command line, or a word on how to get it."""
+    try:
+        from autosym import cli
+    except ModuleNotFoundError as error:
+        if error.name not in ("tyro", "rich"):
+            raise
+        print("the command line needs tyro and rich: pip install 'autosym[cli]'", file=sys.stderr)
+        return 2
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

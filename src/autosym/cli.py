@@ -1,0 +1,159 @@
+"""The command line: ``autosym demo``, ``autosym run NAME``, ``autosym table NAME``."""
+
+import json as json_format
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from tyro.conf import Positional
+
+import autosym
+from autosym.experiments import quadrant_digits
+from autosym.report import print_table
+
+EXPERIMENTS = {"quadrant-digits": quadrant_digits}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Learn which symmetry each layer of a network should have, from training data alone."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(f"autosym {autosym.__version__}")
+        return 0
+    description = f"{main.__doc__}\n\n--version prints the version ({autosym.__version__})."
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"demo": demo, "run": run, "table": table}, prog="autosym", description=description, args=arguments or ["--help"]
+        )
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"autosym: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def demo(out: Path = Path("runs/demo"), jobs: int | None = None, epochs: int | None = None, json: bool = False) -> None:
+    """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
+
+    Args:
+        out: where result.json and demo.png are written.
+        jobs: how many networks to train at a time (all cores by default).
+        epochs: train for fewer or more epochs than the demo's.
+        json: print the result as JSON and nothing else.
+    """
+    runs = [run for name, run in quadrant_digits.RUNS.items() if "/" in name]
+    if epochs is not None:
+        runs = [replace(run, epochs=epochs) for run in runs]
+    runs.sort(key=lambda run: (run.model != "f-fc+conv", run.method != "evidence"))  # the longest first
+    jobs = jobs or min(len(runs), os.cpu_count() or 1)
+    if not json:
+        print(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.")
+    results = []
+    for result in quadrant_digits.execute_all(runs, jobs):
+        results.append(result)
+        row = result["row"]
+        if not json:
+            cell = f"{row['task']}: {row['model']} by {row['method']}"
+            print(f"  {len(results):2d}/{len(runs)}  {cell:42s} {row['accuracy']:5.1f} %  {row['seconds']:4.0f} s", flush=True)
+    summary = quadrant_digits.summarise(results)
+    quadrant_digits.write(summary, out / "result.json")
+    quadrant_digits.figure(summary, out / "demo.png")
+    if json:
+        print(json_format.dumps(summary))
+        return
+    _show_table(summary)
+    print(f"Written: {out / 'result.json'} and {out / 'demo.png'}")
+
+
+def run(
+    name: Positional[str],
+    epochs: int | None = None,
+    seed: int | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Train one named run of an experiment, e.g. quadrant-digits, or quadrant-digits/digit+quadrant/conv/map.
+
+    Args:
+        name: the run; an unknown name lists them all.
+        epochs: other than the experiment's.
+        seed: other than the experiment's.
+        out: where result.json and history.jsonl are written (runs/NAME by default).
+        json: print the result as JSON and nothing else.
+    """
+    named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
+    if name not in named:
+        raise ValueError(f"no run is called {name!r}; there are:\n  " + "\n  ".join(named))
+    module, config = named[name]
+    config = replace(config, **{key: value for key, value in (("epochs", epochs), ("seed", seed)) if value is not None})
+    out = out or Path("runs") / name
+    result = module.execute(config, progress=not json and sys.stderr.isatty(), history=out / "history.jsonl")
+    module.write(result, out / "result.json")
+    if json:
+        print(json_format.dumps(result))
+        return
+    row = result["row"]
+    print(
+        f"{name}: test accuracy {row['accuracy']:.1f} +- {row['standard_error']:.1f} %, log evidence per sample "
+        f"{row['evidence']:.3f} nats, {row['seconds']:.0f} s"
+    )
+    _show_symmetry(row["task"], result["symmetry"])
+    print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}")
+
+
+def table(name: Positional[str], results: Path = Path("runs/demo/result.json"), json: bool = False) -> None:
+    """Print the table of an experiment from its results, e.g. quadrant-digits after autosym demo.
+
+    Args:
+        name: the experiment.
+        results: the file the experiment wrote.
+        json: print the rows as JSON and nothing else.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"no table is called {name!r}; there are: {', '.join(EXPERIMENTS)}")
+    if not results.exists():
+        raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
+    summary = json_format.loads(results.read_text())
+    if json:
+        print(json_format.dumps({"rows": summary["rows"]}))
+    else:
+        _show_table(summary)
+
+
+def _show_table(summary: Mapping[str, Any]) -> None:
+    columns = ("model", "by", "test accuracy (%)", "test NLL", "log evidence / N", "parameters", "seconds")
+    tasks = list(dict.fromkeys(row["task"] for row in summary["rows"]))
+    for task in tasks:
+        rows = [
+            (
+                {"fc": "dense", "conv": "convolution"}.get(row["model"], f"learned ({row['model']})"),
+                row["method"],
+                f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}",
+                f"{row['nll']:.3f}",
+                f"{row['evidence']:.3f}",
+                f"{row['parameters']:,}",
+                f"{row['seconds']:.0f}",
+            )
+            for row in summary["rows"]
+            if row["task"] == task
+        ]
+        print_table(f"Task: {task.replace('+', ' and ')}", columns, rows)
+    for task, symmetry in summary["symmetry"].items():
+        _show_symmetry(task, symmetry)
+    for c in summary["comparison"]:
+        verdict = "within two standard errors of it, or above" if c["within_two_standard_errors_or_above"] else "below it"
+        print(
+            f"{c['task']}: learned with evidence against the better fixed model, {c['best_fixed']}: "
+            f"{c['difference']:+.1f} ± {c['standard_error']:.1f} points (paired), {verdict}."
+        )
+
+
+def _show_symmetry(task: str, symmetry: Sequence[Mapping[str, Any]]) -> None:
+    layers = list(dict.fromkeys(path["layer"] for path in symmetry))
+    paths = list(dict.fromkeys(path["path"] for path in symmetry))
+    share = {(path["layer"], path["path"]): path["share"] for path in symmetry}
+    rows = [(layer, *(f"{share[layer, path]:.0%}" for path in paths)) for layer in layers]
+    print_table(f"Learned symmetry, {task.replace('+', ' and ')}: share of effective parameters", ("layer", *paths), rows)

@@ -1,0 +1,1 @@
+"""The experiments: the runs as data, the rows, nothing else."""

@@ -1,0 +1,106 @@
+"""Posterior predictive of the linearised model, and its calibration.
+
+    f(x) ~ N(f(x; w*), J Sigma J^T),       Sigma = (kron(G, A) / sigma^2 + delta I)^-1 per path
+
+For a Gaussian likelihood the predictive of y adds the noise; for a categorical one the softmax is averaged over f, by the
+probit approximation softmax(f / sqrt(1 + pi/8 v)) or by Monte Carlo.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from autosym.likelihoods import Gaussian, Likelihood
+from autosym.priors import Prior
+from autosym.sites import Tape, refuse_batch_dependence, sites
+
+Link = Literal["probit", "monte-carlo"]
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D). ``variance`` is of y (Gaussian), noise included;
+    ``probabilities`` are of the classes (categorical). The one that does not apply is None."""
+
+    mean: Tensor
+    covariance: Tensor
+    variance: Tensor | None
+    probabilities: Tensor | None
+
+
+def predictive(
+    model: nn.Module,
+    x: Tensor,
+    eigenvectors: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    prior: Prior,
+    likelihood: Likelihood,
+    link: Link = "probit",
+    samples: int = 256,
+    seed: int = 0,
+) -> Predictive:
+    """The predictive at ``x``, from the decomposed curvature of the model (``Curvature.eigenvectors``)."""
+    if link not in ("probit", "monte-carlo"):
+        raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
+    refuse_batch_dependence(model)
+    x = x.to(next(model.parameters()))
+    precision = prior.precision()
+    scale = float(likelihood.scale().detach())
+    with torch.no_grad():
+        outputs = model(x[:1]).shape[1]
+    largest = max(products.numel() for products, _, _ in eigenvectors.values())
+    step = max(1, 2**25 // (largest * outputs))  # at most 256 MiB of Jacobian at a time
+    parts = [_linearised(model, part, eigenvectors, precision, scale) for part in x.split(step)]
+    mean, covariance = (torch.cat(part) for part in zip(*parts, strict=True))
+    if isinstance(likelihood, Gaussian):
+        return Predictive(mean, covariance, covariance.diagonal(dim1=1, dim2=2) + 1 / scale, None)
+    return Predictive(mean, covariance, None, _probabilities(mean, covariance, link, samples, seed))
+
+
+def _linearised(
+    model: nn.Module,
+    x: Tensor,
+    eigenvectors: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    precision: Mapping[str, float],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of f: J Sigma J^T is summed over paths in the eigenbasis of each."""
+    columns: dict[str, Tensor] = {}
+    with Tape(sites(model), columns.__setitem__) as tape, torch.enable_grad():
+        f = tape.record(model, x)
+        rows: dict[str, list[Tensor]] = {name: [] for name in columns}
+        for output in range(f.shape[1]):
+            cotangent = torch.zeros_like(f)
+            cotangent[:, output] = 1
+            for name, row in tape.backward(f, cotangent):
+                rows[name].append(row.detach())
+    covariance = torch.zeros(len(x), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device)
+    for name, (products, U, V) in eigenvectors.items():
+        a = torch.einsum("bski,kij->bskj", columns[name].double(), V)
+        for_block = torch.einsum("bcsko,kop->bcskp", torch.stack(rows[name], 1).double(), U)
+        jacobian = torch.einsum("bcsko,bski->bckoi", for_block, a) * (scale * products + precision[name]).rsqrt()
+        jacobian = jacobian.flatten(2)
+        covariance += jacobian @ jacobian.mT
+    return f.detach().double(), covariance
+
+
+def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, seed: int) -> Tensor:
+    if link == "probit":
+        variance = covariance.diagonal(dim1=1, dim2=2)
+        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
+    noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0).sqrt()[:, None, :]
+    return (mean + torch.einsum("bij,nbj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their counts."""
+    confidence, predicted = probabilities.max(-1)
+    correct = (predicted == labels.to(predicted.device)).to(confidence.dtype)
+    which = (confidence * bins).long().clamp_max(bins - 1)
+    gap = torch.zeros(bins, dtype=confidence.dtype, device=confidence.device).index_add_(0, which, correct - confidence)
+    return float(gap.abs().sum() / len(labels))

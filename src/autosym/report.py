@@ -1,0 +1,45 @@
+"""The symmetry of a fitted model as tables and pictures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# A palette that stays apart for colour-blind readers (Okabe & Ito): symmetric paths blue and green, free ones orange.
+COLOURS = {"conv": "#0072B2", "fc": "#D55E00", "f-fc": "#E69F00"}
+OTHER_SYMMETRIC, OTHER_FREE = "#009E73", "#CC79A7"
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table in the terminal: the first column to the left, the others to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:
+    """The share of each path's effective parameters, one bar per layer from input to output (the paper's Fig. 3)."""
+    layers = list(dict.fromkeys(path["layer"] for path in symmetry))
+    left = dict.fromkeys(layers, 0.0)
+    labelled = set()
+    for path in symmetry:
+        name, layer = path["path"], path["layer"]
+        colour = COLOURS.get(name, OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)
+        label = None if name in labelled else f"{name} ({'symmetric' if path['symmetric'] else 'free'})"
+        labelled.add(name)
+        share = 100 * path["share"]
+        axes.barh(layers.index(layer), share, left=left[layer], color=colour, label=label, height=0.7)
+        if share >= 8:
+            axes.text(left[layer] + share / 2, layers.index(layer), f"{share:.0f} %", ha="center", va="center", color="white")
+        left[layer] += share
+    axes.set_yticks(range(len(layers)), [layer.rsplit(".", 1)[-1] for layer in layers])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of effective parameters (%)")
+    axes.set_ylabel("layer, from the input down")
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,196 @@
+"""Sites: which path owns which parameter of a model, and the hooks that show each path its inputs and cotangents.
+
+autosym's paths own their weight; torch's Linear and Conv2d are read as paths without being changed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from autosym.paths import Bias, Conv, Dense, Path
+
+
+@dataclass(frozen=True)
+class Site:
+    """A parameter of the model that a path owns, and the module whose inputs and outputs that path sees."""
+
+    name: str
+    module: nn.Module
+    parameter: nn.Parameter
+    path: Callable[[Tensor], Path]  # the path, given an output of the module: torch's layers do not know their map's size
+
+
+def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
+    """Every trainable parameter with the path that owns it; frozen ones are point estimates, outside the evidence.
+
+    Paths own their weight; ``nn.Linear`` and ``nn.Conv2d`` are read as Dense or Conv and Bias. Anything else is refused.
+    """
+    found: dict[int, Site] = {}
+    owners: dict[int, str] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{module_name}.{name}".lstrip(".")
+            if not parameter.requires_grad:
+                continue
+            if id(parameter) in owners:
+                raise ValueError(
+                    f"{full} and {owners[id(parameter)]} are the same parameter: the curvature of tied weights is not the sum "
+                    "of its parts; untie them, or freeze them by requires_grad_(False)"
+                )
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
+            if not torch.isfinite(parameter).all():
+                raise ValueError(f"{full} holds values that are not finite (NaN or Inf)")
+            owners[id(parameter)] = full
+            path = _path_of(module, name, expand_bias)
+            if path is None:
+                raise ValueError(
+                    f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
+                    "nn.Linear and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
+                )
+            found[id(parameter)] = Site(module_name if isinstance(module, Path) else full, module, parameter, path)
+    if not found:
+        raise ValueError("the model has no trainable parameter, so there is nothing to integrate over")
+    return list(found.values())
+
+
+def refuse_batch_dependence(model: nn.Module) -> None:
+    if torch.is_inference_mode_enabled():
+        raise ValueError("curvature needs a graph: call it outside of torch.inference_mode() (torch.no_grad() is fine)")
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"{name} ({kind}) uses the statistics of the batch, so a sample's output depends on its batchmates and the "
+                "evidence on the batch size: call model.eval(), with running statistics"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.running_mean is not None:
+            raise ValueError(f"{name} ({kind}) is in train mode and would change its running statistics: call model.eval()")
+        random = isinstance(module, nn.RReLU) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
+        if random and module.training:
+            raise ValueError(f"{name} ({kind}) is in train mode, so every pass gives other outputs: call model.eval()")
+
+
+class Tape:
+    """Hooks on the modules of all sites: hands out columns as they come forward, and rows as they come backward."""
+
+    def __init__(self, sites: Sequence[Site], see_columns: Callable[[str, Tensor], None]):
+        self.sites, self.see_columns = sites, see_columns
+        self.by_module: dict[nn.Module, list[Site]] = {}
+        for site in sites:
+            self.by_module.setdefault(site.module, []).append(site)
+        self.edges: dict[nn.Module, GradientEdge] = {}
+        self.paths: dict[str, Path] = {}
+        self.recording = self.blaming = False
+        self.batch = 0
+
+    def __enter__(self) -> "Tape":
+        self.handles = [module.register_forward_hook(self._hook) for module in self.by_module]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.edges.clear()
+
+    def forward(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of the model alone, without a graph."""
+        with torch.no_grad():
+            return self._check_outputs(model, model(x), x)
+
+    def record(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of the model, with the columns of every path handed out and a graph to go back through."""
+        self.edges.clear()
+        self.recording, self.batch = True, len(x)
+        f = model(x)
+        self.recording = False
+        f = self._check_outputs(model, f, x)
+        missing = [site.name for site in self.sites if site.module not in self.edges]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} took no part in the forward pass, so the data say nothing about it: remove it, or "
+                "freeze it by requires_grad_(False)"
+            )
+        return f
+
+    def backward(self, f: Tensor, cotangent: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The rows of every path for one cotangent (B, outputs) of the outputs; the graph is kept until the next record."""
+        grads = torch.autograd.grad(f, list(self.edges.values()), cotangent, retain_graph=True, allow_unused=True)
+        for module, grad in zip(self.edges, grads, strict=True):
+            for site in self.by_module[module]:
+                if grad is None:
+                    raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
+                yield site.name, self.paths[site.name].rows(grad)
+
+    def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        names = ", ".join(site.name for site in self.by_module[module])
+        if self.blaming and not torch.isfinite(output).all():
+            raise ValueError(
+                f"the output of {names} is not finite though its inputs and weights were: the values overflow {output.dtype}; "
+                "rescale the inputs, or use the model in float64"
+            )
+        if not self.recording:
+            return output
+        if module in self.edges:
+            raise ValueError(
+                f"{names} is used more than once in a forward pass: the curvature of a shared layer is not the sum of its "
+                "uses; make one layer for each use"
+            )
+        if len(inputs) != 1 or inputs[0].shape[0] != self.batch:
+            raise ValueError(
+                f"{names} must see one positional tensor whose first axis is the batch of {self.batch} samples; got "
+                f"{[tuple(x.shape) for x in inputs]}: keep positions in an axis of their own"
+            )
+        if not output.requires_grad:  # everything before this layer is frozen
+            output = output.clone().requires_grad_().clone()
+        for site in self.by_module[module]:
+            path = self.paths.setdefault(site.name, site.path(output))
+            self.see_columns(site.name, path.columns(inputs[0].detach()))
+        # The edge, not the tensor: an in-place activation that follows would move the tensor's place in the graph.
+        self.edges[module] = get_gradient_edge(output)
+        return output
+
+    def _check_outputs(self, model: nn.Module, f: Tensor, x: Tensor) -> Tensor:
+        if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x):
+            shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+            raise ValueError(f"the model must return (B, outputs) for a batch of {len(x)}, got {shape}")
+        if not torch.isfinite(f).all():
+            bad = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+            if bad:  # trainable ones were refused before
+                raise ValueError(f"the outputs of the model are not finite, as the frozen {', '.join(bad)} is not")
+            self.blaming = True
+            model(x)  # once more, to name the first layer that overflows
+            raise ValueError("the outputs of the model are not finite, though those of its layers are")
+        return f
+
+
+def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor], Path] | None:
+    """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
+    if isinstance(module, Bias) and expand_bias:
+        return lambda _: _definition(Bias, module.shape, module.out_shape, True)
+    if isinstance(module, Path):
+        return lambda _: module
+    if type(module) is nn.Linear:
+        if name == "weight":
+            return lambda _: _definition(Dense, (module.in_features,), (module.out_features,))
+        return lambda y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), y.shape[1:], expand_bias)
+    if type(module) is nn.Conv2d:
+        if name == "weight":
+            return lambda _: _adopted_conv(module)
+        return lambda y: _definition(Bias, (y.shape[1], 1, 1), y.shape[1:], expand_bias)
+    return None
+
+
+def _adopted_conv(conv: nn.Conv2d) -> Path:
+    padding = tuple(conv._reversed_padding_repeated_twice)  # torch's own reading of "same", "valid" and numbers
+    shape = (conv.in_channels, conv.out_channels, conv.kernel_size)
+    return _definition(Conv, *shape, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode)
+
+
+def _definition(kind: Callable[..., Path], *arguments: object) -> Path:
+    """A path without weights: its columns and rows are all that curvature asks for."""
+    with torch.device("meta"):
+        return kind(*arguments)

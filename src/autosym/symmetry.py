@@ -1,0 +1,82 @@
+"""The learned symmetry as numbers: for every layer and path its precision, effective parameters and share.
+
+The share of a path is the part of its layer's effective parameters that it holds, biases included: a free path whose own
+spatial bias is still in use breaks the symmetry, so it counts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from autosym.evidence.laplace import Laplace
+from autosym.layers import Relaxed
+from autosym.priors import Prior
+
+STRICT = 0.05  # a layer whose free paths hold less than this share is called symmetric
+
+
+@dataclass(frozen=True)
+class PathShare:
+    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors)."""
+
+    layer: str
+    path: str
+    symmetric: bool
+    precision: dict[str, float]
+    parameters: int
+    effective_parameters: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Shares of every relaxed layer, in order; prints as a table."""
+
+    paths: tuple[PathShare, ...]
+
+    def __iter__(self) -> Iterator[PathShare]:
+        return iter(self.paths)
+
+    def free_share(self) -> dict[str, float]:
+        """By layer, the share of all its free paths together: 0 is strictly symmetric."""
+        shares: dict[str, float] = {}
+        for path in self.paths:
+            shares[path.layer] = shares.get(path.layer, 0.0) + (0.0 if path.symmetric else path.share)
+        return shares
+
+    def as_dicts(self) -> list[dict]:
+        return [asdict(path) for path in self.paths]
+
+    def __str__(self) -> str:
+        if not self.paths:
+            return "no relaxed layer: build one by autosym.nets.build or autosym.layers.Relaxed"
+        rows = [("layer", "path", "", "precision", "effective / all", "share")]
+        for p in self.paths:
+            precision = "  ".join(f"{name} {value:.3g}" for name, value in p.precision.items())
+            count = f"{p.effective_parameters:.1f} / {p.parameters}"
+            rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        align = ("<", "<", "<", "<", ">", ">")
+        lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def symmetry(model: nn.Module, prior: Prior, laplace: Laplace) -> Symmetry:
+    """The shares of every relaxed layer of ``model`` under ``prior``."""
+    gammas = dict(zip(laplace.names, laplace.effective_parameters(prior).tolist(), strict=True))
+    sizes = dict(zip(laplace.names, laplace.sizes.tolist(), strict=True))
+    precision = prior.precision()
+    rows = []
+    for layer, module in model.named_modules():
+        if not isinstance(module, Relaxed):
+            continue
+        parts = {path: [n for n in gammas if n.startswith(f"{layer}.{path}." if layer else f"{path}.")] for path in module}
+        total = sum(gammas[name] for names in parts.values() for name in names)
+        for path, names in parts.items():
+            gamma = sum(gammas[name] for name in names)
+            deltas = {name.rsplit(".", 1)[-1]: precision[name] for name in names}
+            size = int(sum(sizes[name] for name in names))
+            share = gamma / total if total > 0 else 0.0
+            rows.append(PathShare(layer, path, path in module.symmetric, deltas, size, gamma, share))
+    return Symmetry(tuple(rows))

@@ -1,0 +1,54 @@
+"""Lists that the tests are parametrised over: a new member is tested for free."""
+
+import pytest
+
+from autosym import layers
+from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut
+
+# name, constructor, shape of one input
+PATHS = [
+    pytest.param(*case, id=case[0])
+    for case in [
+        ("dense", lambda: Dense((5,), (3,)), (5,)),
+        ("dense on maps", lambda: Dense((2, 4, 3), (3, 2, 2)), (2, 4, 3)),
+        ("dense shared axis", lambda: Dense((4,), (3,)), (5, 4)),
+        ("dense shared axes of maps", lambda: Dense((2, 2), (3,)), (3, 5, 2, 2)),
+        ("conv circular", lambda: Conv(2, 3), (2, 5, 4)),
+        ("conv circular square", lambda: Conv(2, 3), (2, 4, 4)),
+        ("conv circular 1", lambda: Conv(2, 3, 1), (2, 3, 4)),
+        ("conv circular 5", lambda: Conv(2, 2, 5), (2, 6, 5)),
+        ("conv circular 3x5", lambda: Conv(2, 2, (3, 5)), (2, 5, 6)),
+        ("conv circular stride", lambda: Conv(2, 3, 3, stride=2), (2, 6, 4)),
+        ("conv circular groups", lambda: Conv(4, 6, 3, groups=2), (4, 4, 3)),
+        ("conv circular dilation", lambda: Conv(2, 2, 3, dilation=2), (2, 5, 6)),
+        ("conv zeros", lambda: Conv(2, 3, 3, padding_mode="zeros"), (2, 5, 4)),
+        ("conv zeros 5x1", lambda: Conv(2, 3, (5, 1), padding_mode="zeros"), (2, 5, 4)),
+        ("conv zeros strides", lambda: Conv(2, 3, 3, stride=(2, 1), padding_mode="zeros"), (2, 5, 4)),
+        ("conv zeros dilations", lambda: Conv(2, 2, 3, dilation=(1, 2), padding_mode="zeros"), (2, 5, 6)),
+        ("conv zeros groups", lambda: Conv(4, 4, 3, stride=2, groups=4, padding_mode="zeros"), (4, 5, 5)),
+        ("conv unequal padding", lambda: Conv(2, 3, 2, padding=(0, 1, 1, 0), padding_mode="zeros"), (2, 4, 3)),
+        ("conv no padding", lambda: Conv(2, 3, 3, padding=(0, 0, 0, 0)), (2, 4, 5)),
+        ("conv reflect", lambda: Conv(2, 2, 3, padding_mode="reflect"), (2, 4, 5)),
+        ("conv replicate", lambda: Conv(2, 2, 3, padding_mode="replicate"), (2, 4, 5)),
+        ("factored in", lambda: FactoredIn((2, 4, 3), 5), (2, 4, 3)),
+        ("factored out", lambda: FactoredOut(3, (5, 2, 4)), (5, 3)),
+        ("bias of units", lambda: Bias((3,)), (4,)),
+        ("bias of outputs", lambda: Bias((3, 2, 2)), (2, 4, 4)),
+        ("bias of channels", lambda: Bias((3, 1, 1), (3, 2, 4)), (2, 2, 4)),
+        ("bias of positions", lambda: Bias((1, 2, 4), (3, 2, 4)), (3, 2)),
+        ("bias of hidden channels", lambda: Bias((3, 1), (3, 2)), (2, 4, 4)),
+        ("bias of units expand", lambda: Bias((3,), expand=True), (4,)),
+        ("bias of outputs expand", lambda: Bias((3, 2, 2), expand=True), (2, 4, 4)),
+        ("bias of channels expand", lambda: Bias((3, 1, 1), (3, 2, 4), expand=True), (2, 2, 4)),
+        ("bias of positions expand", lambda: Bias((1, 2, 4), (3, 2, 4), expand=True), (3, 2)),
+        ("bias of middle axis expand", lambda: Bias((2, 1, 4, 1), (2, 3, 4, 5), expand=True), (3, 2)),
+        ("bias of hidden channels expand", lambda: Bias((3, 1), (3, 2), expand=True), (2, 4, 4)),
+    ]
+]
+
+# Layers that map (2, 4, 6) to (3, 4, 6) with every kind of path in them.
+LAYERS = {
+    "fc": lambda: layers.fc((2, 4, 6), (3, 4, 6)),
+    "conv": lambda: layers.conv((2, 4, 6), (3, 4, 6)),
+    "f-fc": lambda: layers.Factored((2, 4, 6), (3, 4, 6)),
+}

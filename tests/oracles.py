@@ -1,0 +1,83 @@
+"""Slow, dense and obviously right, in float64: what the fast code is compared with."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian, jacrev, vmap
+
+from autosym.curvature import Curvature
+from autosym.paths import Conv
+
+
+def negative_log_likelihood(likelihood: str, sigma_noise: float = 1.0):
+    """-log p(y | f) of one sample, as a function of (f, y), up to a constant in f."""
+    if likelihood == "categorical":
+        return lambda f, y: f.logsumexp(-1) - f.gather(-1, y[None])[0]
+    return lambda f, y: (f - y).square().sum() / (2 * sigma_noise**2)
+
+
+def block_ggn(model: nn.Module, name: str, x: Tensor, y: Tensor, likelihood: str) -> Tensor:
+    """sum_n J_n^T Lambda_n J_n of one parameter: (P, P), with every cross term."""
+    parameter = dict(model.named_parameters())[name].detach()
+    f = model(x).detach()
+    jacobian = jacrev(lambda p: functional_call(model, {name: p}, (x,)))(parameter).reshape(*f.shape, -1)
+    output_hessian = vmap(hessian(negative_log_likelihood(likelihood)))(f, y)
+    return torch.einsum("ncp,ncd,ndq->pq", jacobian, output_hessian, jacobian).detach()
+
+
+def blocks(matrix: Tensor, count: int) -> Tensor:
+    """The ``count`` diagonal blocks of a (P, P) matrix: (count, P / count, P / count)."""
+    size = len(matrix) // count
+    return torch.stack([matrix[k * size : (k + 1) * size, k * size : (k + 1) * size] for k in range(count)])
+
+
+def kron_blocks(curvature: Curvature, name: str) -> Tensor:
+    """kron(G_k, A_k) of every block of a path: (K, out * in, out * in)."""
+    factors = curvature.factors[name]
+    return torch.stack([torch.kron(G, A) for A, G in zip(factors.A, factors.G, strict=True)])
+
+
+def patch(path: Conv, image: Tensor, row: int, column: int) -> Tensor:
+    """What the filters see at one output position: (C, height, width), pixel by pixel, with its own idea of padding."""
+    channels, height, width = image.shape
+    left, _, top, _ = path.padding
+    seen = torch.zeros(channels, *path.kernel_size, dtype=image.dtype)
+    for i in range(path.kernel_size[0]):
+        for j in range(path.kernel_size[1]):
+            r = row * path.stride[0] + i * path.dilation[0] - top
+            c = column * path.stride[1] + j * path.dilation[1] - left
+            if path.padding_mode == "circular":
+                seen[:, i, j] = image[:, r % height, c % width]
+            elif 0 <= r < height and 0 <= c < width:
+                seen[:, i, j] = image[:, r, c]
+    return seen
+
+
+def expand_factors(path: Conv, inputs: Tensor, cotangents: Tensor) -> tuple[Tensor, Tensor]:
+    """KFAC-expand of a convolution by loops. ``cotangents``: (N, columns of the output Hessian's root, C', H', W')."""
+    groups, out, size = path.weight.shape
+    samples, _, _, height, width = cotangents.shape
+    A, G = (torch.zeros(groups, d, d, dtype=inputs.dtype) for d in (size, out))
+    for n in range(samples):
+        for r in range(height):
+            for c in range(width):
+                a = patch(path, inputs[n], r, c).reshape(groups, size)
+                for k in range(groups):
+                    A[k] += torch.outer(a[k], a[k]) / samples
+                for cotangent in cotangents[n]:
+                    g = cotangent[:, r, c].reshape(groups, out)
+                    for k in range(groups):
+                        G[k] += torch.outer(g[k], g[k]) / (height * width)
+    return A, G
+
+
+def regression_log_evidence(features: Tensor, targets: Tensor, precision: float, sigma_noise: float) -> float:
+    """log N(y | 0, Phi Phi^T / delta + sigma^2 I), summed over the columns of ``targets``: (N, D)."""
+    samples = len(features)
+    covariance = features @ features.T / precision + sigma_noise**2 * torch.eye(samples, dtype=features.dtype)
+    total = 0.0
+    for y in targets.T:
+        quadratic = y @ torch.linalg.solve(covariance, y)
+        total -= 0.5 * float(quadratic + torch.linalg.slogdet(covariance)[1] + samples * math.log(2 * math.pi))
+    return total

@@ -1,0 +1,140 @@
+"""The arrows of the design: a module imports only from the rooms before it, and nothing heavy at module level."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "autosym"
+
+# What each room may import of autosym (its own room aside).
+LAYER_ROOMS = {"groups", "paths", "layers"}
+EVIDENCE_ROOMS = {"groups", "paths", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
+FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "symmetry"}
+ALLOWED = {
+    "groups": set(),
+    "likelihoods": set(),
+    "priors": set(),
+    "batching": set(),
+    "data": set(),
+    "paths": {"groups"},
+    "layers": {"groups", "paths"},
+    "nets": LAYER_ROOMS,
+    "conversion": LAYER_ROOMS,
+    "averaging": LAYER_ROOMS,
+    "noether": LAYER_ROOMS,
+    "sites": {"groups", "paths"},
+    "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching"},
+    "evidence": EVIDENCE_ROOMS,
+    "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,
+    "predictive": EVIDENCE_ROOMS,
+    "training": FITTED_ROOMS,
+    "report": FITTED_ROOMS | {"training"},
+    "cli": FITTED_ROOMS | {"training", "report", "nets", "data", "experiments", "__init__"},
+    "experiments": FITTED_ROOMS | {"training", "report", "nets", "conversion", "averaging", "noether", "data", "__init__"},
+    "__init__": FITTED_ROOMS | {"nets", "conversion", "averaging", "noether", "training"},
+    "__main__": {"cli"},
+}
+INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report
+OUTER = {"cli", "__main__", "experiments", "report", "data"}  # may import their own tools at module level
+LIBRARIES = {"torch", "numpy", "safetensors", "autosym", *sys.stdlib_module_names}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(tree: ast.AST, package: tuple[str, ...], inside: bool = False):
+    """(dotted name, whether it is inside a function) of everything a module imports; relative ones made absolute."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = (
+                ".".join([*package[: len(package) + 1 - node.level], *filter(None, [node.module])])
+                if node.level
+                else node.module
+            )
+            yield from ((f"{base}.{alias.name}", inside) for alias in node.names)
+        else:
+            deeper = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from imports(node, package, deeper)
+
+
+def violations(room: str, source: str, package: tuple[str, ...] = ("autosym",)) -> list[str]:
+    found = []
+    for name, inside in imports(ast.parse(source), package):
+        top, *rest = name.split(".")
+        if top == "autosym":
+            target = rest[0] if rest and rest[0] in ALLOWED else "__init__"
+            lazily = inside and (room, target) in INSIDE_FUNCTIONS
+            if target != room and target not in ALLOWED[room] and not lazily:
+                found.append(f"{room} imports {name}")
+        elif top == "pickle" or (top not in LIBRARIES and not inside and room not in OUTER):
+            found.append(f"{room} imports {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_arrows(path):
+    room = room_of(path)
+    assert room in ALLOWED, f"{room} has no place in the design: add it to ALLOWED, with what it may import"
+    assert violations(room, path.read_text(), ("autosym", *path.relative_to(ROOT).parts[:-1])) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("layers", "from autosym.curvature import kfac"),
+        ("layers", "from autosym import curvature"),
+        ("layers", "import autosym.curvature"),
+        ("layers", "from . import curvature"),
+        ("layers", "from .curvature import kfac"),
+        ("layers", "from autosym import log_evidence"),
+        ("paths", "def f():\n    from autosym import layers"),
+        ("curvature", "from autosym.evidence.laplace import at"),
+        ("evidence", "from autosym import training"),
+        ("training", "from autosym import report"),
+        ("training", "import rich"),
+        ("evidence", "import matplotlib.pyplot as plt"),
+        ("evidence", "from scipy import linalg"),
+        ("report", "import pickle"),
+        ("priors", "def f():\n    import pickle"),
+        ("training", "from autosym.data import digits"),
+    ],
+)
+def test_imports_against_the_arrows_are_seen(room, source):
+    assert violations(room, source)
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("layers", "from autosym.paths import Conv"),
+        ("evidence", "from autosym.evidence.record import Evidence"),
+        ("evidence", "from .record import Evidence"),
+        ("training", "def f():\n    from autosym import report"),
+        ("training", "def f():\n    import rich"),
+        ("report", "import matplotlib"),
+        ("cli", "from autosym.experiments import quadrants"),
+    ],
+)
+def test_imports_along_the_arrows_are_not(room, source):
+    package = ("autosym", "evidence") if room == "evidence" else ("autosym",)
+    assert violations(room, source, package) == []
+
+
+def test_the_arrows_have_no_circle():
+    done: set[str] = set()
+    while len(done) < len(ALLOWED):
+        ready = {room for room, needs in ALLOWED.items() if room not in done and needs - {room} <= done}
+        assert ready, f"a circle among {set(ALLOWED) - done}"
+        done |= ready
+
+
+def test_there_is_no_utils():
+    assert len(FILES) > 8
+    assert not [path for path in FILES if path.stem in ("utils", "util", "helpers", "common")]
