@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 ARGS ?= -m "not slow"
 
-.PHONY: test lint format clean
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.base
+	$(BIN)/autosym demo
 
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q $(ARGS)

@@ -44,13 +44,12 @@ def demo(out: Path = Path("runs/demo"), jobs: int | None = None, epochs: int | N
         epochs: train for fewer or more epochs than the demo's.
         json: print the result as JSON and nothing else.
     """
-    runs = [run for name, run in quadrant_digits.RUNS.items() if "/" in name]
+    runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
-    runs.sort(key=lambda run: (run.model != "f-fc+conv", run.method != "evidence"))  # the longest first
     jobs = jobs or min(len(runs), os.cpu_count() or 1)
     if not json:
-        print(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.")
+        print(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.", flush=True)
     results = []
     for result in quadrant_digits.execute_all(runs, jobs):
         results.append(result)

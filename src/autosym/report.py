@@ -1,5 +1,6 @@
 """The symmetry of a fitted model as tables and pictures."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table()
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(f"\n[bold]{title}[/bold]", highlight=False)
+    console.print(table)
 
 
 def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:

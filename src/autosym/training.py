@@ -50,7 +50,7 @@ class Schedule:
     burn_in: int = 10
     every: int = 2
     damping: float = 1.0
-    trust: float = 1.0
+    trust: float = 0.5
     hyper_steps: int = 20
     hyper_lr: float = 0.1
     sampled: bool = True  # one backward pass in all instead of one for each output

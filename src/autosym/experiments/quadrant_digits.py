@@ -31,21 +31,23 @@ LEARNED = ("f-fc+conv", "evidence")
 
 @dataclass(frozen=True)
 class Run:
-    """One cell of the table. The seed was fixed before the settings were tried on any other data than seed 0."""
+    """One cell of the table. Settings were chosen on seed 0; the demo's seed was fixed before it was ever run."""
 
     task: str = "digit"
     model: str = "f-fc+conv"
     method: str = "evidence"
     seed: int = 1
-    epochs: int = 60
+    epochs: int = 100
     lr: float = 0.005
     width: int = 12
     jitter: int = 2
     test: int = 360
 
 
-RUNS = {f"quadrant-digits/{t}/{m}/{k}": Run(t, m, k) for t in TASKS for m in MODELS for k in METHODS}
+RATES = {"fc": 0.002, "conv": 0.005, "f-fc+conv": 0.005}  # the best for each of those tried on seed 0
+RUNS = {f"quadrant-digits/{t}/{m}/{k}": Run(t, m, k, lr=RATES[m]) for t in TASKS for m in MODELS for k in METHODS}
 RUNS["quadrant-digits"] = Run()
+DEMO = [(t, m, k) for m, k in (LEARNED, ("f-fc+conv", "map"), ("fc", "map"), ("conv", "map")) for t in TASKS]  # longest first
 
 
 def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
