@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "autosym"
 
 # What each room may import of autosym (its own room aside).
-LAYER_ROOMS = {"groups", "paths", "layers"}
-EVIDENCE_ROOMS = {"groups", "paths", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
+LAYER_ROOMS = {"groups", "paths", "sparse", "layers"}
+EVIDENCE_ROOMS = {"groups", "paths", "sparse", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
 FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "symmetry"}
 ALLOWED = {
     "groups": set(),
@@ -19,12 +19,13 @@ ALLOWED = {
     "batching": set(),
     "data": set(),
     "paths": {"groups"},
-    "layers": {"groups", "paths"},
+    "sparse": {"groups", "paths"},
+    "layers": {"groups", "paths", "sparse"},
     "nets": LAYER_ROOMS,
     "conversion": LAYER_ROOMS,
     "averaging": LAYER_ROOMS,
     "noether": LAYER_ROOMS,
-    "sites": {"groups", "paths"},
+    "sites": {"groups", "paths", "sparse"},
     "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching"},
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,

@@ -32,13 +32,15 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
         data = TensorDataset(inputs, targets)
-    if isinstance(data, TensorDataset) and len(data) and len(data.tensors) == 2:  # whole batches, not one sample at a time
+    if type(data) is TensorDataset and len(data.tensors) == 2:  # whole batches, not one sample at a time
+        inputs, targets = data.tensors
         order = torch.arange(len(data)) if shuffle is None else torch.randperm(len(data), generator=shuffle)
-        yield from (data[rows] for rows in order.to(data.tensors[0].device).split(batch_size))
+        for rows in order.split(batch_size) if len(data) else ():
+            yield inputs[rows.to(inputs.device)], targets[rows.to(targets.device)]
         return
     if isinstance(data, Dataset):
         shuffled = shuffle is not None and not isinstance(data, IterableDataset)
-        data = DataLoader(data, batch_size, shuffle=shuffled, generator=shuffle)
+        data = DataLoader(data, batch_size, shuffle=shuffled, generator=shuffle or Generator())
     for batch in data:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
             raise TypeError(f"each batch must be a pair (inputs, targets) of tensors, got {type(batch).__name__}")
@@ -49,22 +51,31 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
             yield inputs, targets
 
 
-def check_seen(seen: int, data: Data, allow_partial: bool) -> None:
-    """Refuse a stream that showed nothing, or not what the dataset has (``drop_last``, a sampler that skips)."""
-    if seen == 0:
-        raise ValueError("the data are empty: no batch held a sample")
-    size = size_of(data)
-    sampler = getattr(data, "sampler", None)
-    if not allow_partial and (isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False)):
+def check_loader(data: Data, allow_partial: bool = False) -> None:
+    """Refuse, before any work, a loader that will not show each sample of its dataset once; and data that can be read once only."""
+    if hasattr(data, "__next__"):
+        raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")
+    if allow_partial:
+        return
+    sampler, size = getattr(data, "sampler", None), size_of(data)
+    if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
         raise ValueError(
             f"the loader's sampler ({type(sampler).__name__}) draws with replacement, so it repeats some samples and skips "
             "others: use one that shows each once, or allow_partial=True for the evidence of the samples drawn"
         )
-    if not allow_partial and size is None and getattr(data, "drop_last", False):
+    left = 1 if size is None else size % (getattr(data, "batch_size", None) or 1)
+    if getattr(data, "drop_last", False) and left:
         raise ValueError(
-            "the loader has drop_last=True and its dataset no length, so samples may be missing: set drop_last=False, or "
-            "allow_partial=True for the evidence of the samples seen"
+            "the loader has drop_last=True, so samples will be missing from the evidence: set drop_last=False (in fit, give such "
+            "a loader as evidence_data), or allow_partial=True for the evidence of the samples seen"
         )
+
+
+def check_seen(seen: int, data: Data, allow_partial: bool = False) -> None:
+    """Refuse a stream that showed nothing, or not as many samples as its dataset has."""
+    if seen == 0:
+        raise ValueError("the data are empty: no batch held a sample")
+    size = size_of(data)
     if size is not None and seen != size and not allow_partial:
         raise ValueError(
             f"the loader showed {seen} of the {size} samples of its dataset (drop_last, or a sampler?): the evidence would be "

@@ -12,10 +12,11 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym.experiments import quadrant_digits
+from autosym.experiments import group_digits, quadrant_digits
+from autosym.experiments.running import write
 from autosym.report import print_table
 
-EXPERIMENTS = {"quadrant-digits": quadrant_digits}
+EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,15 +36,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def demo(out: Path = Path("runs/demo"), jobs: int | None = None, epochs: int | None = None, json: bool = False) -> None:
+def demo(
+    out: Path = Path("runs/demo"), groups: bool = False, jobs: int | None = None, epochs: int | None = None, json: bool = False
+) -> None:
     """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
 
     Args:
         out: where result.json and demo.png are written.
+        groups: instead, compare which group digits ask for when they are upright and when they are turned.
         jobs: how many networks to train at a time (all cores by default).
         epochs: train for fewer or more epochs than the demo's.
         json: print the result as JSON and nothing else.
     """
+    if groups:
+        return _demo_groups(out, epochs, json)
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
@@ -58,13 +64,33 @@ def demo(out: Path = Path("runs/demo"), jobs: int | None = None, epochs: int | N
             cell = f"{row['task']}: {row['model']} by {row['method']}"
             print(f"  {len(results):2d}/{len(runs)}  {cell:42s} {row['accuracy']:5.1f} %  {row['seconds']:4.0f} s", flush=True)
     summary = quadrant_digits.summarise(results)
-    quadrant_digits.write(summary, out / "result.json")
+    write(summary, out / "result.json")
     quadrant_digits.figure(summary, out / "demo.png")
     if json:
         print(json_format.dumps(summary))
         return
     _show_table(summary)
     print(f"Written: {out / 'result.json'} and {out / 'demo.png'}")
+
+
+def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
+    results = {}
+    for name, config in group_digits.RUNS.items():
+        results[config.task] = group_digits.execute(replace(config, epochs=epochs or config.epochs))
+        write(results[config.task], out / name.replace("/", "-") / "result.json")
+    shares = {task: group_digits.mean_shares(result) for task, result in results.items()}
+    if json:
+        print(json_format.dumps({"rows": [result["row"] for result in results.values()], "mean_shares": shares}))
+        return
+    for task, result in results.items():
+        _show_symmetry(task, result["symmetry"])
+    columns = ("digits", "test accuracy (%)", *(f"mean share of {path}" for path in shares["turned"]))
+    rows = [(t, f"{results[t]['row']['accuracy']:.1f}", *(f"{share:.0%}" for share in shares[t].values())) for t in shares]
+    print_table("Which group do the data ask for?", columns, rows)
+    more = shares["turned"]["gconv:c4"] - shares["upright"]["gconv:c4"]
+    print(
+        f"The rotation path holds {100 * more:+.0f} points of the effective parameters on turned digits against upright ones."
+    )
 
 
 def run(
@@ -90,7 +116,7 @@ def run(
     config = replace(config, **{key: value for key, value in (("epochs", epochs), ("seed", seed)) if value is not None})
     out = out or Path("runs") / name
     result = module.execute(config, progress=not json and sys.stderr.isatty(), history=out / "history.jsonl")
-    module.write(result, out / "result.json")
+    write(result, out / "result.json")
     if json:
         print(json_format.dumps(result))
         return
@@ -111,8 +137,8 @@ def table(name: Positional[str], results: Path = Path("runs/demo/result.json"), 
         results: the file the experiment wrote.
         json: print the rows as JSON and nothing else.
     """
-    if name not in EXPERIMENTS:
-        raise ValueError(f"no table is called {name!r}; there are: {', '.join(EXPERIMENTS)}")
+    if name != "quadrant-digits":
+        raise ValueError(f"no table is called {name!r}; there is: quadrant-digits")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
     summary = json_format.loads(results.read_text())
@@ -153,6 +179,6 @@ def _show_table(summary: Mapping[str, Any]) -> None:
 def _show_symmetry(task: str, symmetry: Sequence[Mapping[str, Any]]) -> None:
     layers = list(dict.fromkeys(path["layer"] for path in symmetry))
     paths = list(dict.fromkeys(path["path"] for path in symmetry))
-    share = {(path["layer"], path["path"]): path["share"] for path in symmetry}
-    rows = [(layer, *(f"{share[layer, path]:.0%}" for path in paths)) for layer in layers]
+    share = {(p["layer"], p["path"]): "" if p["share"] is None else f"{p['share']:.0%}" for p in symmetry}
+    rows = [(layer, *(share.get((layer, path), "") for path in paths)) for layer in layers]
     print_table(f"Learned symmetry, {task.replace('+', ' and ')}: share of effective parameters", ("layer", *paths), rows)

@@ -9,15 +9,15 @@ positions it is KFAC-expand. Exact curvature takes one backward pass per output,
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from autosym.batching import Data, batches, check_seen, size_of
+from autosym.batching import Data, batches, check_loader, check_seen, size_of
 from autosym.likelihoods import Likelihood
-from autosym.sites import Tape, refuse_batch_dependence, sites
+from autosym.sites import Tape, refuse_batch_dependence, sites, verify
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,18 @@ class Curvature:
         """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
         return {name: (_eigvalsh(f.G, f"G of {name}"), _eigvalsh(f.A, f"A of {name}")) for name, f in self.factors.items()}
 
-    def eigenvectors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """lambda mu: (K, out, in) with the eigenvectors (K, out, out) of G and (K, in, in) of A, in float64."""
+    def eigenvectors(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """lambda mu: (K, out, in) with eigenvectors U (K, out, out) of G and V (K, in, in) of A, in float64.
+
+        With ``scales`` tau (K, out) of a path's prior they are those of tau^-1/2 G tau^-1/2, and U is tau^-1/2 times its vectors:
+        the posterior covariance is (U x V) (lambda mu + delta)^-1 (U x V)^T either way.
+        """
         decomposed = {}
         for name, f in self.factors.items():
-            (lam, U), (mu, V) = (torch.linalg.eigh(factor.double()) for factor in (f.G, f.A))
-            decomposed[name] = (lam.clamp_min(0)[:, :, None] * mu.clamp_min(0)[:, None, :], U, V)
+            root = scales[name].rsqrt().double() if name in scales else torch.ones_like(f.G[:, :, 0], dtype=torch.float64)
+            lam, U = torch.linalg.eigh(root[:, :, None] * f.G.double() * root[:, None, :])
+            mu, V = torch.linalg.eigh(f.A.double())
+            decomposed[name] = (lam.clamp_min(0)[:, :, None] * mu.clamp_min(0)[:, None, :], root[:, :, None] * U, V)
         return decomposed
 
 
@@ -66,12 +72,14 @@ def kfac(
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
 
-    ``sampled`` replaces one backward per output by one in all, with noise drawn per sample from ``seed``. ``subset`` takes
+    ``sampled`` replaces one backward per output by one in all, with noise drawn per sample from ``seed``: an unbiased G, whose
+    log-determinant is therefore a little too small, and the evidence a little too large. ``subset`` takes
     the curvature from that many randomly chosen samples, scaled to all; the log-likelihood is always that of all.
     ``share_blocks`` replaces the G of every block by their mean, as the paper does. Factors are in ``dtype``, by default that
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
     """
     refuse_batch_dependence(model)
+    check_loader(data, allow_partial)
     used = _choose(subset, size_of(data), seed)
     signs = _Signs(seed)
     sums = _Sums(dtype)
@@ -80,7 +88,9 @@ def kfac(
     samples = outputs = 0
     with tape, torch.enable_grad():
         for x, y in batches(data, batch_size):
-            x, y = _to_model(x, y, model, f"samples {samples} to {samples + len(x) - 1}")
+            x, y = to_model(x, y, model, f"samples {samples} to {samples + len(x) - 1}")
+            if not samples:
+                verify(model, x[:2], expand_bias)
             mask = None if used is None else used[torch.arange(samples, samples + len(x)) % len(used)]
             samples += len(x)
             for x_part, y_part, record in _split(x, y, mask):
@@ -166,7 +176,8 @@ def _eigvalsh(factors: Tensor, name: str) -> Tensor:
     return values.double().clamp_min(0) * trace[:, None]
 
 
-def _to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
+def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
+    """A batch on the device and in the precision of the model, if its values can be used."""
     if not x.is_floating_point():
         raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
     if not torch.isfinite(x).all():

@@ -35,3 +35,16 @@ def in_quadrants(images: Tensor, jitter: int, seed: int) -> tuple[Tensor, Tensor
         canvas[i, 0, :height, :width] = image
         canvas[i] = canvas[i].roll((down * height + int(shift[i, 0]), right * width + int(shift[i, 1])), (1, 2))
     return canvas, quadrant
+
+
+def turned(images: Tensor, seed: int) -> Tensor:
+    """Each square image (N, H, H) turned by a random multiple of 90 degrees."""
+    quarter_turns = torch.randint(4, (len(images),), generator=torch.Generator().manual_seed(seed))
+    return torch.stack([image.rot90(int(k)) for image, k in zip(images, quarter_turns, strict=True)])
+
+
+def shifted(images: Tensor, seed: int) -> Tensor:
+    """Each image (N, H, W) rolled, circularly, by a random number of rows and columns."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randint(size, (len(images),), generator=draw) for size in images.shape[1:])
+    return torch.stack([image.roll((int(r), int(c)), (0, 1)) for image, r, c in zip(images, rows, columns, strict=True)])

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, Path
+from autosym.groups import Group
+from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv, Path
+from autosym.sparse import SparseConv, SparseIn, SparseOut
 
 
 class Affine(nn.Module):
@@ -24,7 +26,8 @@ class Affine(nn.Module):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.bias(x)
+        y = self.linear(x)
+        return y + self.bias(x).reshape(y.shape)  # the bias of lifted features has the group as an axis of its own
 
 
 class Factored(nn.Module):
@@ -42,6 +45,21 @@ class Factored(nn.Module):
         return self.theta_1(h) + self.b_1(h)
 
 
+class SparseFactored(nn.Module):
+    """S-FC, y = u_1 (u_2 x + b_2) (Eq. 7): F-FC on anchor points. At omega = 0 it is constant in space, hence equivariant."""
+
+    def __init__(
+        self, in_shape: Sequence[int], out_shape: Sequence[int], in_anchors: int, out_anchors: int, learn_omega: bool = False
+    ):
+        super().__init__()
+        self.u_2 = SparseIn(in_shape, out_shape[0], in_anchors, learn_omega)
+        self.b_2 = Bias((out_shape[0], 1), (out_shape[0], in_shape[0]))
+        self.u_1 = SparseOut(in_shape[0], out_shape, out_anchors, learn_omega)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.u_1(self.u_2(x) + self.b_2(x))
+
+
 def fc(in_shape: Sequence[int], out_shape: Sequence[int]) -> Affine:
     """FC (Eq. 1) with one bias for every output."""
     return Affine(Dense(in_shape, out_shape), Bias(out_shape))
@@ -53,14 +71,38 @@ def conv(in_shape: Sequence[int], out_shape: Sequence[int], kernel_size: int = 3
     return Affine(Conv(in_shape[0], out_shape[0], kernel_size), Bias((out_shape[0], 1, 1), full))
 
 
+def s_conv(
+    in_shape: Sequence[int], out_shape: Sequence[int], anchors: int, learn_omega: bool = False, kernel_size: int = 3
+) -> Affine:
+    """S-CONV (Eq. 6): a convolution whose filters are sums of ``anchors`` basis functions."""
+    full = (out_shape[0], *in_shape[1:])
+    linear = SparseConv(in_shape[0], out_shape[0], kernel_size, anchors, learn_omega)
+    return Affine(linear, Bias((out_shape[0], 1, 1), full))
+
+
+def gconv(in_shape: Sequence[int], out_shape: Sequence[int], group: Group, lift: bool, kernel_size: int = 3) -> Affine:
+    """GCONV: a convolution over translations and ``group``, with one bias for every field of |G| channels."""
+    fields = out_shape[0] // len(group)
+    channels = in_shape[0] if lift else in_shape[0] // len(group)
+    bias = Bias((fields, 1, 1, 1), (fields, len(group), *in_shape[1:]))
+    return Affine(GroupConv(group, channels, fields, kernel_size, lift), bias)
+
+
 class Relaxed(nn.ModuleDict):
     """The mean of named paths; ``symmetric`` ones emit the full map and are downsampled together, by one polyphase choice."""
 
-    def __init__(self, symmetric: Mapping[str, nn.Module], free: Mapping[str, nn.Module], stride: int = 1):
+    def __init__(
+        self,
+        symmetric: Mapping[str, nn.Module],
+        free: Mapping[str, nn.Module],
+        stride: int = 1,
+        lifted: Group | None = None,
+    ):
         super().__init__({**symmetric, **free})
         if len(self) != len(symmetric) + len(free) or not self:
             raise ValueError("a relaxed layer needs at least one path, and a different name for each")
         self.symmetric, self.free, self.stride = tuple(symmetric), tuple(free), stride
+        self.lifted = lifted  # the group whose fields the output's channels are, if of any
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = []

@@ -2,31 +2,38 @@
 
 Eight blocks of width a, 2a, 2a, 4a, 4a, 8a, 8a, 16a and strides 1, 2, 1, 2, 1, 2, 2, 2, then Linear(16a, 64a), ReLU,
 Linear(64a, K). The last map of a 32x32 image is 1x1; of larger images it is averaged, which keeps translation invariance.
+
+With a group convolution every map is lifted: ``width`` counts fields of |G| channels, other paths see the group as channels, and the
+head sees the mean over the group, which keeps invariance to it.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from autosym import layers
+from autosym.groups import GROUPS, Group
 from autosym.layers import Affine, Relaxed
 from autosym.paths import Bias, Dense
 
-SYMMETRIC = {"conv": layers.conv}
-FREE = {"fc": layers.fc, "f-fc": layers.Factored}
-NAMES = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv")
+SYMMETRIC = ("conv", "s-conv")
+FREE = ("fc", "f-fc", "s-fc")
+NAMES = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s-conv", "gconv:c4", "f-fc+conv+gconv:c4")
 
 
 class Net(nn.Module):
-    """Blocks of relaxed layers with ReLU, the mean over positions, and a head of two dense layers; returns logits."""
+    """Blocks of relaxed layers with ReLU, the mean over positions and group, and a head of two dense layers; returns logits."""
 
-    def __init__(self, blocks: Sequence[Relaxed], features: int, hidden: int, classes: int, in_shape: tuple[int, ...]):
+    def __init__(
+        self, blocks: Sequence[Relaxed], in_shape: tuple[int, ...], fields: int, order: int, hidden: int, classes: int
+    ):
         super().__init__()
-        self.in_shape = in_shape
+        self.in_shape, self.order = in_shape, order
         self.blocks = nn.ModuleList(blocks)
-        self.hidden = Affine(Dense((features,), (hidden,)), Bias((hidden,)))
+        self.hidden = Affine(Dense((fields,), (hidden,)), Bias((hidden,)))
         self.output = Affine(Dense((hidden,), (classes,)), Bias((classes,)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,7 +41,8 @@ class Net(nn.Module):
             raise ValueError(f"this network was built for inputs {('B', *self.in_shape)}, got {tuple(x.shape)}")
         for block in self.blocks:
             x = torch.relu(block(x))
-        return self.output(torch.relu(self.hidden(x.mean((-2, -1)))))
+        pooled = x.mean((-2, -1)).unflatten(1, (-1, self.order)).mean(-1)
+        return self.output(torch.relu(self.hidden(pooled)))
 
 
 def build(
@@ -45,15 +53,70 @@ def build(
     channels: Sequence[int] = (1, 2, 2, 4, 4, 8, 8, 16),
     strides: Sequence[int] = (1, 2, 1, 2, 1, 2, 2, 2),
     hidden: int = 64,
+    prior: Literal["u", "omega"] = "u",
+    filter_anchors: int = 7,
+    grid_anchors: float = 0.5,
 ) -> Net:
-    """A network whose every block has the paths that ``name`` lists, e.g. ``"f-fc+conv"``.
+    """A network whose every block has the paths that ``name`` lists, e.g. ``"f-fc+conv"`` or ``"f-fc+conv+gconv:c4"``.
 
-    ``channels`` and ``hidden`` are in multiples of ``width``; ``in_shape`` is (channels, height, width).
+    ``channels`` and ``hidden`` are in multiples of ``width``; ``in_shape`` is (channels, height, width). Sparse paths have
+    ``filter_anchors`` anchors for a filter and ``grid_anchors`` times the positions of a map; with ``prior="omega"`` their
+    inverse lengthscales are parameters with a prior too (Sec. 3.2).
     """
     paths = name.split("+")
-    unknown = [path for path in paths if path not in SYMMETRIC | FREE]
+    groups = _groups(name, paths)
+    order = max((len(group) for group in groups.values()), default=1)
+    _check_sizes(in_shape, channels, strides, groups)
+    blocks = []
+    shape = tuple(in_shape)
+    for index, (multiple, stride) in enumerate(zip(channels, strides, strict=True)):
+        out_shape = (width * multiple * order, shape[1] // stride, shape[2] // stride)
+        made: dict[str, nn.Module] = {}
+        for path in paths:
+            if path in groups:
+                made[path] = layers.gconv(shape, out_shape, groups[path], lift=index == 0)
+            else:
+                made[path] = _path(path, shape, out_shape, prior == "omega", filter_anchors, grid_anchors)
+        symmetric = {path: module for path, module in made.items() if path not in FREE}
+        free = {path: module for path, module in made.items() if path in FREE}
+        layer = Relaxed(symmetric, free, stride, lifted=next((g for g in groups.values() if len(g) == order), None))
+        blocks.append(_with_gain(layer, math.sqrt(len(paths))))
+        shape = out_shape
+    return Net(blocks, tuple(in_shape), shape[0] // order, order, width * hidden, classes)
+
+
+def _path(
+    name: str, shape: Sequence[int], out_shape: Sequence[int], learn_omega: bool, filter_anchors: int, grid_anchors: float
+) -> nn.Module:
+    if name == "fc":
+        return layers.fc(shape, out_shape)
+    if name == "conv":
+        return layers.conv(shape, out_shape)
+    if name == "f-fc":
+        return layers.Factored(shape, out_shape)
+    if name == "s-conv":
+        return layers.s_conv(shape, out_shape, filter_anchors, learn_omega)
+    in_anchors, out_anchors = (max(1, int(grid_anchors * math.prod(s[1:]))) for s in (shape, out_shape))
+    return layers.SparseFactored(shape, out_shape, in_anchors, out_anchors, learn_omega)
+
+
+def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
+    """The group of every group convolution among the paths; refuses what is unknown."""
+    groups = {path: GROUPS[path.removeprefix("gconv:")] for path in paths if path.removeprefix("gconv:") in GROUPS}
+    unknown = [path for path in paths if path not in (*SYMMETRIC, *FREE) and not (path in groups and path.startswith("gconv:"))]
     if unknown or len(set(paths)) != len(paths):
-        raise ValueError(f"unknown network {name!r}: join different paths of {', '.join([*SYMMETRIC, *FREE])} by '+'")
+        raise ValueError(
+            f"unknown network {name!r}: join different paths of {', '.join((*FREE, *SYMMETRIC))} and gconv:GROUP by '+', with "
+            f"GROUP one of {', '.join(GROUPS)}"
+        )
+    order = max((len(group) for group in groups.values()), default=1)
+    odd = [path for path, group in groups.items() if order % len(group)]
+    if odd:
+        raise ValueError(f"{', '.join(odd)} does not divide the largest group of {name!r}: their lifted maps do not match")
+    return groups
+
+
+def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequence[int], groups: dict[str, Group]) -> None:
     if len(in_shape) != 3:
         raise ValueError(f"in_shape must be (channels, height, width), got {tuple(in_shape)}")
     if len(channels) != len(strides):
@@ -65,20 +128,14 @@ def build(
                 f"{side} {size} is not divisible by the product of strides {total}: an odd map has no polyphase grids "
                 f"of equal size; pad or resize the images to a multiple of {total}, or pass other strides"
             )
-    blocks = []
-    shape = tuple(in_shape)
-    for multiple, stride in zip(channels, strides, strict=True):
-        out_shape = (width * multiple, shape[1] // stride, shape[2] // stride)
-        symmetric = {path: SYMMETRIC[path](shape, out_shape) for path in paths if path in SYMMETRIC}
-        free = {path: FREE[path](shape, out_shape) for path in paths if path in FREE}
-        blocks.append(_with_gain(Relaxed(symmetric, free, stride), math.sqrt(len(paths))))
-        shape = out_shape
-    return Net(blocks, shape[0], width * hidden, classes, tuple(in_shape))
+    for group in groups.values():
+        group.check_size(in_shape[1:])
 
 
 @torch.no_grad()
 def _with_gain(layer: Relaxed, gain: float) -> Relaxed:
     """Scale the initial outputs of the paths, so that the mean of n independent ones has the variance of one (gain sqrt n)."""
     for path in layer.values():
-        (path.theta_1 if isinstance(path, layers.Factored) else path.linear).weight.mul_(gain)  # type: ignore[operator,union-attr]
+        last = next(module for name, module in path.named_children() if name in ("linear", "theta_1", "u_1"))
+        last.get_parameter("weight").mul_(gain)
     return layer

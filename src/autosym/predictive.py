@@ -52,7 +52,7 @@ def predictive(
     with torch.no_grad():
         outputs = model(x[:1]).shape[1]
     largest = max(products.numel() for products, _, _ in eigenvectors.values())
-    step = max(1, 2**25 // (largest * outputs))  # at most 256 MiB of Jacobian at a time
+    step = max(1, 2**25 // (largest * outputs))  # 256 MiB for the largest Jacobian, or one sample at a time
     parts = [_linearised(model, part, eigenvectors, precision, scale) for part in x.split(step)]
     mean, covariance = (torch.cat(part) for part in zip(*parts, strict=True))
     if isinstance(likelihood, Gaussian):
@@ -91,10 +91,11 @@ def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, s
     if link == "probit":
         variance = covariance.diagonal(dim1=1, dim2=2)
         return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
-    noise = torch.randn(samples, *mean.shape, dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
+    # One draw for all inputs: an input's probabilities do not depend on its batchmates.
+    noise = torch.randn(samples, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    return (mean + torch.einsum("bij,nbj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
+    return (mean + torch.einsum("bij,nj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:

@@ -34,7 +34,7 @@ def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) ->
         colour = COLOURS.get(name, OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)
         label = None if name in labelled else f"{name} ({'symmetric' if path['symmetric'] else 'free'})"
         labelled.add(name)
-        share = 100 * path["share"]
+        share = 100 * (path["share"] or 0.0)
         axes.barh(layers.index(layer), share, left=left[layer], color=colour, label=label, height=0.7)
         if share >= 8:
             axes.text(left[layer] + share / 2, layers.index(layer), f"{share:.0f} %", ha="center", va="center", color="white")

@@ -5,12 +5,22 @@ autosym's paths own their weight; torch's Linear and Conv2d are read as paths wi
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autosym.paths import Bias, Conv, Dense, Path
+from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangent
+
+
+class Definition(Protocol):
+    """The part of a path that curvature asks for."""
+
+    def columns(self, x: Tensor) -> Tensor: ...
+
+    def rows(self, g: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -20,7 +30,7 @@ class Site:
     name: str
     module: nn.Module
     parameter: nn.Parameter
-    path: Callable[[Tensor], Path]  # the path, given an output of the module: torch's layers do not know their map's size
+    path: Callable[[Tensor, Tensor], Definition]  # given an input and its output: torch's layers do not know their map's size
 
 
 def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
@@ -31,8 +41,10 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     found: dict[int, Site] = {}
     owners: dict[int, str] = {}
     for module_name, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in module.named_parameters(recurse=isinstance(module, Path)):
             full = f"{module_name}.{name}".lstrip(".")
+            if owners.get(id(parameter)) == full:  # of a part of a path, which the path owns
+                continue
             if not parameter.requires_grad:
                 continue
             if id(parameter) in owners:
@@ -51,13 +63,37 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
                     f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
                     "nn.Linear and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
                 )
-            found[id(parameter)] = Site(module_name if isinstance(module, Path) else full, module, parameter, path)
+            own_weight = isinstance(module, Path) and name == "weight"
+            found[id(parameter)] = Site(module_name if own_weight else full, module, parameter, path)
     if not found:
         raise ValueError("the model has no trainable parameter, so there is nothing to integrate over")
     return list(found.values())
 
 
+def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> None:
+    """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
+
+    They differ where a parameter acts outside of its path (used in a function, reparametrised), or a path is ill defined.
+    """
+    columns: dict[str, Tensor] = {}
+    owned = sites(model, expand_bias)
+    with Tape(owned, columns.__setitem__) as tape, torch.enable_grad():
+        f = tape.record(model, x)
+        cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
+        rows = dict(tape.backward(f, cotangent))
+        gradients = torch.autograd.grad(f, [site.parameter for site in owned], cotangent, allow_unused=True)
+    for site, gradient in zip(owned, gradients, strict=True):
+        expected = torch.einsum("bsko,bski->koi", rows[site.name], columns[site.name]).flatten()
+        actual = torch.zeros_like(expected) if gradient is None else gradient.flatten()
+        if (expected - actual).abs().max() > 1e-2 * expected.abs().max() + 1e-6 * max(1.0, float(actual.abs().max())):
+            raise ValueError(
+                f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside of "
+                f"{type(site.module).__name__}, or reparametrised; use it once, as the layer's own weight, or freeze it"
+            )
+
+
 def refuse_batch_dependence(model: nn.Module) -> None:
+    """Refuse models whose output for a sample depends on its batchmates, or on chance."""
     if torch.is_inference_mode_enabled():
         raise ValueError("curvature needs a graph: call it outside of torch.inference_mode() (torch.no_grad() is fine)")
     for name, module in model.named_modules():
@@ -83,7 +119,7 @@ class Tape:
         for site in sites:
             self.by_module.setdefault(site.module, []).append(site)
         self.edges: dict[nn.Module, GradientEdge] = {}
-        self.paths: dict[str, Path] = {}
+        self.paths: dict[str, Definition] = {}
         self.recording = self.blaming = False
         self.batch = 0
 
@@ -147,7 +183,7 @@ class Tape:
         if not output.requires_grad:  # everything before this layer is frozen
             output = output.clone().requires_grad_().clone()
         for site in self.by_module[module]:
-            path = self.paths.setdefault(site.name, site.path(output))
+            path = self.paths[site.name] = site.path(inputs[0].detach(), output)
             self.see_columns(site.name, path.columns(inputs[0].detach()))
         # The edge, not the tensor: an in-place activation that follows would move the tensor's place in the graph.
         self.edges[module] = get_gradient_edge(output)
@@ -167,20 +203,22 @@ class Tape:
         return f
 
 
-def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor], Path] | None:
+def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor, Tensor], Definition] | None:
     """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
-    if isinstance(module, Bias) and expand_bias:
-        return lambda _: _definition(Bias, module.shape, module.out_shape, True)
-    if isinstance(module, Path):
-        return lambda _: module
-    if type(module) is nn.Linear:
-        if name == "weight":
-            return lambda _: _definition(Dense, (module.in_features,), (module.out_features,))
-        return lambda y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), y.shape[1:], expand_bias)
-    if type(module) is nn.Conv2d:
-        if name == "weight":
-            return lambda _: _adopted_conv(module)
-        return lambda y: _definition(Bias, (y.shape[1], 1, 1), y.shape[1:], expand_bias)
+    if isinstance(module, (SparseConv, SparseIn, SparseOut)) and name == "basis.omega":
+        return lambda x, _: Tangent(module.tangent(x).detach())
+    if isinstance(module, Bias) and name == "weight" and expand_bias:
+        return lambda *_: _definition(Bias, module.shape, module.out_shape, True)
+    if isinstance(module, Path) and name == "weight":
+        return lambda *_: module
+    if type(module) is nn.Linear and name == "weight":
+        return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
+    if type(module) is nn.Linear and name == "bias":
+        return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), y.shape[1:], expand_bias)
+    if type(module) is nn.Conv2d and name == "weight":
+        return lambda *_: _adopted_conv(module)
+    if type(module) is nn.Conv2d and name == "bias":
+        return lambda _, y: _definition(Bias, (y.shape[1], 1, 1), y.shape[1:], expand_bias)
     return None
 
 

@@ -1,10 +1,12 @@
 """The learned symmetry as numbers: for every layer and path its precision, effective parameters and share.
 
 The share of a path is the part of its layer's effective parameters that it holds, biases included: a free path whose own
-spatial bias is still in use breaks the symmetry, so it counts.
+spatial bias is still in use breaks the symmetry, so it counts. It is not a number (NaN) for a frozen path, of which the evidence
+says nothing, and in a layer without effective parameters.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from torch import nn
@@ -12,8 +14,6 @@ from torch import nn
 from autosym.evidence.laplace import Laplace
 from autosym.layers import Relaxed
 from autosym.priors import Prior
-
-STRICT = 0.05  # a layer whose free paths hold less than this share is called symmetric
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Symmetry:
         return shares
 
     def as_dicts(self) -> list[dict]:
-        return [asdict(path) for path in self.paths]
+        """Ready for JSON: a share that is not a number is None."""
+        return [asdict(path) | {"share": None if math.isnan(path.share) else path.share} for path in self.paths]
 
     def __str__(self) -> str:
         if not self.paths:
@@ -71,12 +72,16 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace) -> Symmetry:
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
             continue
-        parts = {path: [n for n in gammas if n.startswith(f"{layer}.{path}." if layer else f"{path}.")] for path in module}
+        parts = {path: _under(f"{layer}.{path}".lstrip("."), gammas) for path in module}
         total = sum(gammas[name] for names in parts.values() for name in names)
         for path, names in parts.items():
             gamma = sum(gammas[name] for name in names)
             deltas = {name.rsplit(".", 1)[-1]: precision[name] for name in names}
             size = int(sum(sizes[name] for name in names))
-            share = gamma / total if total > 0 else 0.0
+            share = gamma / total if total > 0 and names else math.nan
             rows.append(PathShare(layer, path, path in module.symmetric, deltas, size, gamma, share))
     return Symmetry(tuple(rows))
+
+
+def _under(stem: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name == stem or name.startswith(f"{stem}.")]

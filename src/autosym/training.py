@@ -1,18 +1,20 @@
 """fit: weights by MAP, symmetry by evidence, one run.
 
-    w <- prox(w - lr * momentum(grad of the mean negative log-likelihood))         every batch
+    w <- prox(w - lr M^-1 grad of the mean negative log-likelihood)                every batch
     delta <- towards gamma / |w|^2, or along d log p(D) / d log delta              every few epochs, after burn-in
 
-The prior's part of a weight step is proximal, w <- w / (1 + kappa), kappa = lr delta / (N (1 - momentum)): stable at any
-precision, and its fixed point is the MAP. Only the likelihood's gradient is ever clipped.
+The prior's part of a weight step is proximal, in the optimiser's own metric M: stable at any precision, and its fixed point is
+the MAP. Only the likelihood's gradient is ever clipped. The last part of a run is at fixed precisions, so that the evidence at the
+end is taken near a mode.
 """
 
+import copy
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path as File
 from typing import Any, Literal
@@ -21,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from autosym import likelihoods
-from autosym.batching import Data, batches, size_of
-from autosym.curvature import kfac
+from autosym.batching import Data, batches, check_loader, check_seen, size_of
+from autosym.curvature import kfac, to_model
 from autosym.evidence import laplace
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.record import Evidence
@@ -37,7 +39,7 @@ Step = Literal["mackay", "gradient", "none"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a fit proceeds. ``step`` is the evidence step: "mackay" (closed form, damped), "gradient" (Adam) or "none" (MAP)."""
+    """How a fit proceeds: weights in every epoch, precisions (and noise) in some, between burn-in and settling."""
 
     epochs: int = 100
     batch_size: int = 64
@@ -45,30 +47,62 @@ class Schedule:
     lr: float = 0.005
     momentum: float = 0.9
     warmup: float = 0.05  # the part of the run over which the rate rises from 0, before it falls as a cosine
-    clip: float = math.inf
-    step: Step = "mackay"
-    burn_in: int = 10
-    every: int = 2
-    damping: float = 1.0
-    trust: float = 0.5
-    hyper_steps: int = 20
-    hyper_lr: float = 0.1
-    sampled: bool = True  # one backward pass in all instead of one for each output
-    subset: int | None = None
-    start_cap: float = 1.0  # with evidence, precisions start no higher: weights must hear the data before they are judged
+    clip: float = math.inf  # of the norm of the likelihood's gradient
+    step: Step = "mackay"  # the evidence step: closed form and damped, "gradient" (Adam), or "none" (MAP)
+    burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
+    settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
+    every: int = 2  # epochs between evidence steps
+    damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
+    trust: float = 0.5  # and at most this far (nats)
+    hyper_steps: int = 20  # Adam steps of a "gradient" step,
+    hyper_lr: float = 0.1  # and their rate
+    sampled: bool = True  # curvature of evidence steps by one backward pass in all instead of one for each output,
+    subset: int | None = None  # and on so many samples
+    sampled_end: bool = False  # the same for the evidence at the end
+    start_cap: float = 1.0  # precisions start no higher with evidence: weights must hear the data before they are judged
 
     def __post_init__(self) -> None:
-        if self.step not in ("mackay", "gradient", "none"):
-            raise ValueError(f"step must be 'mackay', 'gradient' or 'none', got {self.step!r}")
-        if self.epochs < 1 or self.batch_size < 1 or self.every < 1 or self.burn_in < 0:
-            raise ValueError(f"epochs, batch_size and every must be at least 1 and burn_in 0 or more: {self}")
-        if not (self.lr > 0 and 0 <= self.momentum < 1 and 0 < self.damping <= 1):
-            raise ValueError(f"lr must be positive, momentum in [0, 1) and damping in (0, 1]: {self}")
+        wrong = [
+            f"{name} = {getattr(self, name)!r} ({rule})"
+            for name, fine, rule in (
+                ("epochs", self.epochs >= 1, "at least 1"),
+                ("batch_size", self.batch_size >= 1, "at least 1"),
+                ("optimiser", self.optimiser in ("adam", "sgd"), "'adam' or 'sgd'"),
+                ("lr", 0 < self.lr < math.inf, "positive"),
+                ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
+                ("warmup", 0 <= self.warmup < 1, "in [0, 1)"),
+                ("clip", self.clip > 0, "positive"),
+                ("step", self.step in ("mackay", "gradient", "none"), "'mackay', 'gradient' or 'none'"),
+                ("burn_in", self.burn_in is None or self.burn_in >= 0, "0 or more"),
+                ("settle", 0 <= self.settle < 1, "in [0, 1)"),
+                ("every", self.every >= 1, "at least 1"),
+                ("damping", 0 < self.damping <= 1, "in (0, 1]"),
+                ("trust", self.trust > 0, "positive"),
+                ("hyper_steps", self.hyper_steps >= 1, "at least 1"),
+                ("hyper_lr", self.hyper_lr > 0, "positive"),
+                ("subset", self.subset is None or self.subset >= 1, "at least 1"),
+                ("start_cap", self.start_cap > 0, "positive"),
+            )
+            if not fine
+        ]
+        if wrong:
+            raise ValueError(f"a schedule cannot have {', '.join(wrong)}")
+
+    def evidence_epochs(self) -> range:
+        """The epochs, counted from 1, that end with an evidence step."""
+        if self.step == "none":
+            return range(0)
+        burn_in = self.epochs // 10 if self.burn_in is None else self.burn_in
+        last = max(math.ceil(self.epochs * (1 - self.settle)), min(burn_in + self.every, self.epochs))
+        epochs = range(burn_in + self.every, last + 1, self.every)
+        if not epochs:
+            raise ValueError(f"{self.epochs} epochs with burn_in {burn_in} and every {self.every} leave no evidence step")
+        return epochs
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model: its prior and noise, the history of the run, and its evidence at the end."""
+    """A fitted model, its prior and noise, the history of the run, and the evidence at the end, at which ``laplace`` was taken."""
 
     model: nn.Module
     prior: Prior
@@ -77,7 +111,6 @@ class Fit:
     history: list[dict[str, Any]]
     evidence: Evidence
     laplace: Laplace
-    data: Data = field(repr=False)
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
@@ -89,7 +122,7 @@ class Fit:
 
     @cached_property
     def _eigenvectors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        return kfac(self.model, self.data, self.likelihood).eigenvectors()
+        return self.laplace.curvature.eigenvectors(self.prior.scales)
 
 
 def fit(
@@ -99,6 +132,7 @@ def fit(
     *,
     schedule: Schedule | None = None,
     prior_precision: float | Mapping[str, float] = 1.0,
+    nu: float = math.inf,
     evidence_data: Data | None = None,
     seed: int = 0,
     progress: bool = False,
@@ -106,21 +140,28 @@ def fit(
     log: Callable[[dict[str, Any]], None] | None = None,
     **changes: Any,
 ) -> Fit:
-    """Train ``model`` on ``data`` and learn, from the same data, how much of every path they want.
+    """Train ``model``, in place, on ``data`` and learn, from the same data, how much of every path they want.
 
     ``data`` is a pair of tensors, a dataset or a loader; ``evidence_data`` is what the evidence is taken on where the training
-    data are augmented (the same by default). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50,
-    step="none")`` is plain MAP at ``prior_precision``. ``history`` names a JSON-lines file; ``log`` is called with every line.
+    loader augments or drops samples (the same samples, once each; ``data`` by default). Dropout and batch normalisation must be in
+    eval mode: the prior regularises, and a sample's output must not depend on its batchmates. With finite ``nu`` the prior is
+    Student-t (``priors``). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50, step="none")`` is plain MAP at
+    ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. ``history`` names a
+    JSON-lines file; ``log`` is called with every line.
     """
+    unknown = set(changes) - {field.name for field in fields(Schedule)}
+    if unknown:
+        raise TypeError(f"fit got {', '.join(sorted(unknown))}; a schedule has {', '.join(f.name for f in fields(Schedule))}")
     schedule = replace(schedule or Schedule(), **changes)
-    likelihood = likelihoods.of(likelihood)
+    evidence_epochs = schedule.evidence_epochs()
+    likelihood = copy.deepcopy(likelihoods.of(likelihood))
     evidence_data = data if evidence_data is None else evidence_data
     owned = sites(model)
-    prior = Prior([site.name for site in owned], prior_precision)
+    prior = Prior([site.name for site in owned], prior_precision, nu)
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
-    count = size_of(data) or sum(len(x) for x, _ in batches(data, schedule.batch_size))
-    weights = Weights([site.parameter for site in owned], schedule, count)
+    count = _check(model, data, evidence_data, likelihood, schedule)
+    weights = Weights({site.name: site.parameter for site in owned}, schedule, count)
     shuffle = torch.Generator().manual_seed(seed)
     lines: list[dict[str, Any]] = []
     start = time.perf_counter()
@@ -128,70 +169,92 @@ def fit(
         for epoch in range(1, schedule.epochs + 1):
             loss = seen = 0.0
             for x, y in batches(data, schedule.batch_size, shuffle):
-                progress_made = (epoch - 1 + min(seen / count, 1.0)) / schedule.epochs
-                loss += weights.step(model, likelihood, prior, x, y, progress_made)
+                x, y = to_model(x, y, model, f"a batch of epoch {epoch}")
+                done = (epoch - 1 + min(seen / count, 1.0)) / schedule.epochs
+                loss += weights.step(model, likelihood, prior, x, y, done)
                 seen += len(x)
             if not math.isfinite(loss):
                 raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
             line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(seen, 1)}
-            if schedule.step != "none" and epoch > schedule.burn_in and (epoch - schedule.burn_in) % schedule.every == 0:
+            if epoch in evidence_epochs:
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch)
                 line |= _summary(model, likelihood, prior, at)
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
             for consumer in filter(None, (show, write, log)):
                 consumer(line)
-    at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled, seed=seed)
+    at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled_end, seed=seed)
+    if math.isfinite(prior.nu):
+        at = at.with_scales(prior)
     with torch.no_grad():
-        return Fit(model, prior, likelihood, schedule, lines, at(prior), at, evidence_data)
+        return Fit(model, prior, likelihood, schedule, lines, at(prior), at)
 
 
 class Weights:
     """Proximal Adam or SGD with a cosine rate, at unit likelihood scale (a small noise does not blow up the step).
 
-    The likelihood's gradient g moves the weights by lr M^-1 g (M: the square root of Adam's second moment, or 1 - momentum);
-    the prior's proximal step in the same metric, w <- w / (1 + lr delta / (N M)), leaves g = - delta w / N, the MAP, fixed.
+    The likelihood's gradient g, averaged as m, moves the weights by lr m / M, where M is 1 for SGD and Adam's root of the second
+    moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
+    w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], schedule: Schedule, count: int):
+    def __init__(self, parameters: dict[str, nn.Parameter], schedule: Schedule, count: int):
         self.parameters, self.schedule, self.count = parameters, schedule, count
-        self.optimiser: torch.optim.Optimizer
-        if schedule.optimiser == "adam":
-            self.optimiser = torch.optim.Adam(parameters, schedule.lr, betas=(schedule.momentum, 0.999))
-        else:
-            self.optimiser = torch.optim.SGD(parameters, schedule.lr, momentum=schedule.momentum)
+        self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.steps = 0
 
     def step(self, model: nn.Module, likelihood: Likelihood, prior: Prior, x: Tensor, y: Tensor, done: float) -> float:
         """One step on a batch, ``done`` of the way through the run; returns the loss summed over the batch."""
-        like = self.parameters[0]
-        x, y = x.to(like), y.to(like) if y.is_floating_point() else y.to(like.device)
         outputs = model(x)
         likelihood.check(outputs, y)
         loss = likelihood.loss(outputs, y)
-        self.optimiser.zero_grad(set_to_none=True)
-        (loss / len(x)).backward()
+        gradients = torch.autograd.grad(loss / len(x), list(self.parameters.values()))
         if self.schedule.clip < math.inf:
-            nn.utils.clip_grad_norm_(self.parameters, self.schedule.clip)
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            gradients = tuple(g * (self.schedule.clip / norm).clamp_max(1) for g in gradients)
         warm = min(1.0, (done + 1e-3) / self.schedule.warmup) if self.schedule.warmup else 1.0
         lr = self.schedule.lr * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
-        self.optimiser.param_groups[0]["lr"] = lr
-        self.optimiser.step()
+        precision, weight = prior.precision(), float(likelihood.scale().detach()) * self.count
+        self.steps += 1
         with torch.no_grad():
-            kappa = (lr / (likelihood.scale() * self.count) * prior.log_precision.exp()).tolist()
-            for parameter, k in zip(self.parameters, kappa, strict=True):
-                parameter.div_(1 + k / self._metric(parameter))
+            for (name, w), g in zip(self.parameters.items(), gradients, strict=True):
+                self._move(name, w, g, prior.scale_of(name, w) * (precision[name] / weight), lr)
         return float(loss.detach())
 
-    def _metric(self, parameter: nn.Parameter) -> Tensor | float:
+    def _move(self, name: str, w: Tensor, g: Tensor, delta: Tensor | float, lr: float) -> None:
+        beta, m, v = self.schedule.momentum, self.first[name], self.second[name]
+        m.lerp_(g, 1 - beta)
         if self.schedule.optimiser == "sgd":
-            return 1 - self.schedule.momentum
-        state = self.optimiser.state[parameter]
-        return (state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"]))).sqrt_().add_(1e-8)
+            lr = lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
+            w.sub_(m, alpha=lr).div_(1 + lr * delta)
+            return
+        v.lerp_(g.square(), 0.001)
+        metric = (v / (1 - 0.999**self.steps)).sqrt_()
+        metric = metric.clamp_min_(0.01 * float(metric.mean()) + 1e-8).reciprocal_().mul_(lr)
+        w.sub_(m * metric / (1 - beta**self.steps)).div_(1 + delta * metric)
+
+
+def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> int:
+    """Find out before the first step what would end the run after the last; returns the number of samples."""
+    check_loader(data, allow_partial=True)
+    check_loader(evidence_data)
+    count = size_of(data) or sum(len(x) for x, _ in batches(data, schedule.batch_size))
+    other = size_of(evidence_data)
+    if other is not None and other != count:
+        raise ValueError(f"evidence_data holds {other} samples, data {count}: they must be the same samples (or use subset=)")
+    batch = next(batches(evidence_data, schedule.batch_size, torch.Generator()), None)
+    check_seen(0 if batch is None else count, data, allow_partial=True)
+    assert batch is not None
+    kfac(model, (batch[0][:2], batch[1][:2]), likelihood, sampled=True)
+    return count
 
 
 def evidence_step(model: nn.Module, data: Data, likelihood: Likelihood, prior: Prior, schedule: Schedule, seed: int) -> Laplace:
     """One expensive pass, then a damped closed-form step, or gradient steps, on precisions and noise."""
     at = laplace.at(model, data, likelihood, sampled=schedule.sampled, subset=schedule.subset, seed=seed)
+    if math.isfinite(prior.nu):
+        at = at.with_scales(prior)
     if schedule.step == "mackay":
         at.mackay(prior, schedule.damping, schedule.trust)
         return at

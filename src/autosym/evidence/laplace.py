@@ -7,8 +7,8 @@ differentiable function of every prior precision and of the noise.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from autosym import likelihoods
 from autosym.batching import Data
-from autosym.curvature import kfac, sites
+from autosym.curvature import Curvature, kfac
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
 from autosym.priors import Prior
+from autosym.sites import sites
 
 LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stop there: a path at 1e12 is gone
 
@@ -32,30 +33,34 @@ class Laplace:
     """
 
     names: tuple[str, ...]
-    products: tuple[Tensor, ...]  # eigenvalues of the GGN blocks at unit likelihood scale, lambda mu: (K, out, in)
+    eigenvalues: tuple[tuple[Tensor, Tensor], ...]  # lambda: (K, out) and mu: (K, in) of each path, at unit likelihood scale
     square_norms: Tensor
     sizes: Tensor
-    statistic: Tensor
-    samples: int
-    outputs: int
+    parameters: dict[str, Tensor]  # the weights it was taken at
+    curvature: Curvature
     likelihood: Likelihood
+
+    @property
+    def samples(self) -> int:
+        return self.curvature.samples
 
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
-        log_det = sum(
-            (torch.log(scale * p + d).sum() for p, d in zip(self.products, delta, strict=True)), torch.zeros(())
-        ).cpu()
-        log_likelihood = self.likelihood.log_likelihood(self.statistic, self.samples * self.outputs)
+        log_det = (
+            torch.stack([torch.log(scale * p + d).sum() for p, d in zip(self._products(), delta, strict=True)]).sum().cpu()
+        )
+        log_likelihood = self.likelihood.log_likelihood(self.curvature.statistic, self.samples * self.curvature.outputs)
         log_prior = prior.log_density(self.square_norms, self.sizes).sum()
         complexity = 0.5 * (log_det - self.sizes.sum() * math.log(2 * math.pi))
-        return Evidence(log_likelihood, log_prior, complexity, self.samples)
+        bound = "the Laplace evidence under a Student-t prior" if math.isfinite(prior.nu) else None
+        return Evidence(log_likelihood, log_prior + prior.mixture_bound, complexity, self.samples, bound)
 
     def effective_parameters(self, prior: Prior) -> Tensor:
         """gamma_i = sum lambda mu / (lambda mu + delta_i): how many parameters of each path the data determine."""
         self._check(prior)
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
-        gammas = [(scale * p / (scale * p + d)).sum() for p, d in zip(self.products, delta, strict=True)]
+        gammas = [(scale * p / (scale * p + d)).sum() for p, d in zip(self._products(), delta, strict=True)]
         return torch.stack(gammas).cpu()
 
     def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
@@ -71,10 +76,39 @@ class Laplace:
             step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
             prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
             if isinstance(self.likelihood, Gaussian):
-                left = self.samples * self.outputs - gamma.sum()
-                variance = (self.statistic / left.clamp_min(1)).clamp_min(torch.finfo(torch.float64).tiny)
+                left = self.samples * self.curvature.outputs - gamma.sum()
+                variance = (self.curvature.statistic / left.clamp_min(1)).clamp_min(torch.finfo(torch.float64).tiny)
                 step = (damping * (variance.log() - self.likelihood.log_variance)).clamp(-trust, trust)
                 self.likelihood.log_variance.add_(step)
+
+    def with_scales(self, prior: Prior, iterations: int = 3) -> "Laplace":
+        """EM steps for the scales of a Student-t prior, in place; returns the evidence with those scales.
+
+        With w' = tau^1/2 w the prior is isotropic again, so G' = tau^-1/2 G tau^-1/2 and |w'|^2 are all that changes.
+        """
+        eigenvalues, square_norms = list(self.eigenvalues), self.square_norms.clone()
+        bounds = [0.0] * len(self.names)
+        for index, name in enumerate(self.names):
+            G, mu = self.curvature.factors[name].G.double(), self.eigenvalues[index][1]
+            rows = self.parameters[name].double().reshape(*G.shape[:2], -1).square().sum(-1)
+            delta, scale = float(prior.log_precision[index].detach().exp()), float(self.likelihood.scale().detach())
+            tau = prior.scales.get(name, torch.ones_like(rows))
+            for _ in range(iterations):
+                root = tau.rsqrt()
+                lam, vectors = torch.linalg.eigh(root[:, :, None] * G * root[:, None, :])
+                traces = (1 / (scale * lam.clamp_min(0)[:, :, None] * mu[:, None, :] + delta)).sum(-1)
+                spread = (vectors.square() @ traces[:, :, None])[..., 0] / tau  # tr of the posterior covariance of each row
+                bounds[index] = prior.set_scales(name, rows + spread, mu.shape[1])
+                tau = prior.scales[name]
+            root = tau.rsqrt()
+            eigenvalues[index] = (torch.linalg.eigvalsh(root[:, :, None] * G * root[:, None, :]).clamp_min(0), mu)
+            square_norms[index] = (tau * rows).sum()
+        prior.mixture_bound = sum(bounds)
+        return replace(self, eigenvalues=tuple(eigenvalues), square_norms=square_norms)
+
+    def _products(self) -> Iterator[Tensor]:
+        """Eigenvalues lambda mu of each path's blocks: (K, out, in). Formed when asked for: they are as many as parameters."""
+        return (lam[:, :, None] * mu[:, None, :] for lam, mu in self.eigenvalues)
 
     def _check(self, prior: Prior) -> None:
         if prior.names != self.names:
@@ -88,12 +122,10 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     likelihood = likelihoods.of(likelihood)
     curvature = kfac(model, data, likelihood, **options)
     eigenvalues = curvature.eigenvalues()
-    parameters = {site.name: site.parameter.detach() for site in sites(model)}
-    products = tuple(lam[:, :, None] * mu[:, None, :] for lam, mu in eigenvalues.values())
+    parameters = {site.name: site.parameter.detach().clone() for site in sites(model)}
     square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues]).cpu()
     sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
-    names = tuple(eigenvalues)
-    return Laplace(names, products, square_norms, sizes, curvature.statistic, curvature.samples, curvature.outputs, likelihood)
+    return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood)
 
 
 def log_evidence(
@@ -107,7 +139,8 @@ def log_evidence(
 
     ``data`` is a pair of tensors (inputs, targets), a dataset or a loader. ``prior_precision`` is one precision, or one by name
     of path. The model is any of torch's made of Linear and Conv2d, or one of autosym's. It should be trained with the same
-    prior: the approximation holds at a mode of the posterior. ``options`` are those of ``autosym.curvature.kfac``.
+    prior: the approximation holds at a mode of the posterior. Noise is taken as given (``Gaussian(sigma_noise)``, 1 by
+    default), not learned: ``fit`` learns it. ``options`` are those of ``autosym.curvature.kfac``.
     """
     evidence = at(model, data, likelihood, **options)
     return float(evidence(Prior(evidence.names, prior_precision)).log_evidence.detach())

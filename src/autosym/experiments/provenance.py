@@ -18,18 +18,22 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        return subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        head, changes = (
+            subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+        return f"{head}-dirty" if changes else head
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def provenance() -> dict:
-    """What a reader needs to repeat a number."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+def provenance(device: str = "cpu") -> dict:
+    """What a reader needs to repeat a number, made on ``device``."""
+    hardware = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"CPU, {os.cpu_count()} cores"
     return {
         "autosym": autosym.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": device,
+        "device": hardware,
         "commit": commit(),
     }

@@ -4,24 +4,22 @@ Which digit? is symmetric under translation; which digit and in which quadrant? 
 first, none of the fixed ones suits both: the learned network has to find out.
 """
 
-import json
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from autosym import data, nets
 from autosym.experiments.provenance import provenance
-from autosym.predictive import calibration_error
+from autosym.experiments.running import train_and_measure
 from autosym.report import draw_shares
-from autosym.training import Schedule, Step, fit
+from autosym.training import Schedule, Step
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
 MODELS = ("fc", "conv", "f-fc+conv")
@@ -63,35 +61,11 @@ def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Te
 
 
 def execute(run: Run, progress: bool = False, history: Path | None = None) -> dict[str, Any]:
-    """Train and measure one cell, on one thread: the numbers do not depend on the number of cores."""
-    torch.set_num_threads(1)
-    start = time.perf_counter()
-    train, (x, y) = tensors(run)
-    torch.manual_seed(run.seed)
-    net = nets.build(run.model, (1, 16, 16), TASKS[run.task], run.width, (1, 2, 4, 8), strides=(2, 2, 2, 2), hidden=8)
+    """Train and measure one cell."""
+    train, test = tensors(run)
+    build = partial(nets.build, run.model, (1, 16, 16), TASKS[run.task], run.width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8)
     schedule = Schedule(epochs=run.epochs, lr=run.lr, step=METHODS[run.method])
-    fitted = fit(net, train, schedule=schedule, seed=run.seed, progress=progress, history=history)
-    with torch.no_grad():
-        logits = net(x)
-    correct = (logits.argmax(1) == y).double()
-    return {
-        "row": {
-            "task": run.task,
-            "model": run.model,
-            "method": run.method,
-            "accuracy": 100 * correct.mean().item(),
-            "standard_error": 100 * correct.std().item() / math.sqrt(len(y)),
-            "nll": F.cross_entropy(logits, y).item(),
-            "calibration_error": calibration_error(logits.softmax(1), y),
-            "evidence": fitted.evidence.log_evidence.item() / len(train[0]),
-            "parameters": sum(p.numel() for p in net.parameters()),
-            "seconds": time.perf_counter() - start,
-        },
-        "config": asdict(run),
-        "symmetry": fitted.symmetry().as_dicts(),
-        "correct": correct.int().tolist(),
-        "provenance": provenance(),
-    }
+    return train_and_measure(build, train, test, schedule, run, progress, history)
 
 
 def execute_all(runs: Sequence[Run], jobs: int) -> Iterator[dict[str, Any]]:
@@ -164,11 +138,3 @@ def figure(result: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def write(result: Mapping[str, Any], path: Path) -> None:
-    """A result as JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)

@@ -1,0 +1,65 @@
+"""Table 3 in miniature: which group do the data ask for? Digits shifted at random, upright or turned by multiples of 90 degrees.
+
+The network has a free path, a convolution and a group convolution over C4 in every layer. The place of a digit says nothing, so
+free paths should go; where digits are also turned, filters shared over rotations explain them with fewer parameters.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosym import data, nets
+from autosym.experiments.running import train_and_measure
+from autosym.training import Schedule
+
+TASKS = ("upright", "turned")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One dataset; the network and the schedule are the same for both."""
+
+    task: str = "turned"
+    model: str = "f-fc+conv+gconv:c4"
+    method: str = "evidence"
+    seed: int = 1
+    epochs: int = 120
+    lr: float = 0.01
+    trust: float = 1.0
+    width: int = 3
+    test: int = 360
+
+
+RUNS = {f"group-digits/{task}": Run(task) for task in TASKS}
+
+
+def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Training and test pairs of 8x8 digits, normalised by the training images; shifted and turned anew for each part."""
+    images, labels = data.digits()
+    parts = []
+    for part, indices in enumerate(data.split(len(images), run.test, run.seed)):
+        x = data.shifted(images[indices], 2 * run.seed + part)
+        parts.append((data.turned(x, 2 * run.seed + part) if run.task == "turned" else x, labels[indices]))
+    (x, y), (x_test, y_test) = parts
+    mean, std = x.mean(), x.std()
+    return ((x[:, None] - mean) / std, y), ((x_test[:, None] - mean) / std, y_test)
+
+
+def execute(run: Run, progress: bool = False, history: Path | None = None) -> dict[str, Any]:
+    """Train and measure on one dataset."""
+    train, test = tensors(run)
+    build = partial(nets.build, run.model, (1, 8, 8), 10, run.width, (1, 2, 4), (2, 2, 2), hidden=8)
+    return train_and_measure(
+        build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, history
+    )
+
+
+def mean_shares(result: dict[str, Any]) -> dict[str, float]:
+    """The share of each path, averaged over layers."""
+    shares: dict[str, list[float]] = {}
+    for path in result["symmetry"]:
+        shares.setdefault(path["path"], []).append(path["share"] or 0.0)
+    return {path: sum(values) / len(values) for path, values in shares.items()}

@@ -1,0 +1,196 @@
+"""Sparse paths: weights as sums of basis functions around anchor points (Eqs. 6, 7).
+
+    w(t) = sum_j u_j phi_j(t),       phi_j(t) = exp(-omega^2 |t - z_j|^2 / 2)
+
+``weight`` holds the anchor values u, ``through(x, phi)`` is the path on a given basis and ``tangent(x)`` its derivative in omega.
+Curvature follows from the path law, with columns (or rows) projected on the basis. omega is an *inverse* lengthscale: with
+anchors on every position a large omega is the dense form, and omega = 0 is constant in space. It is a fixed number, or, with
+``learn_omega``, a parameter with a prior N(0, 1 / delta) and an exact Gauss-Newton block of its own.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autosym.paths import Path
+
+
+class Basis(nn.Module):
+    """phi: (P, T), Gaussians around the anchor locations ``z`` (P, 2) on ``positions`` (T, 2), in pixels."""
+
+    z: Tensor
+    omega: Tensor
+    positions: Tensor
+
+    def __init__(self, positions: Tensor, anchors: int, learn_omega: bool = False):
+        super().__init__()
+        if not 1 <= anchors <= len(positions):
+            raise ValueError(f"the number of anchors must lie between 1 and the {len(positions)} positions, got {anchors}")
+        self.register_buffer("positions", positions, persistent=False)
+        self.register_buffer("z", spread(positions, anchors))
+        if learn_omega:
+            self.omega = nn.Parameter(torch.ones(()))
+        else:
+            self.register_buffer("omega", torch.ones(()))
+        self._kept: tuple[tuple, Tensor] | None = None
+
+    def forward(self) -> Tensor:
+        """phi, kept while neither omega nor z has changed."""
+        if self.omega.requires_grad or self.z.requires_grad:
+            return self._gaussians()
+        key = (self.omega._version, id(self.omega), self.z._version, id(self.z), self.omega.dtype, self.omega.device)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, self._gaussians())
+        return self._kept[1]
+
+    def slope(self) -> Tensor:
+        """d phi / d omega."""
+        return (-self.omega * self._square_distances() * self._gaussians()).detach()
+
+    @torch.no_grad()
+    def fit(self, target: Tensor) -> Tensor:
+        """u: (..., P), the least-squares fit of u phi to dense weights (..., T), all right-hand sides at once."""
+        if target.is_meta:
+            return target[..., : len(self.z)]
+        phi = self().double()
+        return torch.linalg.lstsq(phi.mT, target.flatten(0, -2).mT.double(), driver="gelsd").solution.mT.reshape(
+            *target.shape[:-1], len(phi)
+        )
+
+    def _square_distances(self) -> Tensor:
+        return (self.z[:, None] - self.positions).square().sum(-1)
+
+    def _gaussians(self) -> Tensor:
+        return torch.exp(-0.5 * self.omega**2 * self._square_distances())
+
+
+class SparseConv(Path):
+    """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P), columns are patches projected on the basis."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, anchors: int, learn_omega: bool = False):
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size {kernel_size} is even: a centred filter has an odd one")
+        super().__init__(1, out_channels, in_channels * anchors, bound=0.0)
+        self.in_channels, self.kernel_size = in_channels, kernel_size
+        self.basis = Basis(grid(kernel_size, kernel_size), anchors, learn_omega)
+        bound = math.sqrt(6 / (in_channels * kernel_size**2))
+        dense = torch.empty(out_channels, in_channels, kernel_size**2).uniform_(-bound, bound)
+        self.weight.data.copy_(self.basis.fit(dense).flatten(1))
+
+    def columns(self, x: Tensor) -> Tensor:
+        patches = F.unfold(self._pad(x), self.kernel_size).unflatten(1, (self.in_channels, -1))  # (B, C, k^2, S)
+        return torch.einsum("bcts,pt->bscp", patches, self.basis().detach()).flatten(2)[:, :, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, :, 0].mT.reshape(len(h), -1, *x.shape[-2:])
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.flatten(2).mT[:, :, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis())
+
+    def tangent(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis.slope())
+
+    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+        filters = self.weight.view(-1, self.in_channels, len(basis)) @ basis
+        return F.conv2d(self._pad(x), filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return F.pad(x, (self.kernel_size // 2,) * 4, "circular")
+
+
+class SparseIn(Path):
+    """The input factor of S-FC (Eq. 7): u_2 of shape (C, C', P), columns are inputs projected on the basis."""
+
+    def __init__(self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False):
+        channels, height, width = in_shape
+        super().__init__(channels, out_channels, anchors, bound=0.0)
+        self.basis = Basis(grid(height, width), anchors, learn_omega)
+        bound = math.sqrt(3 / (height * width))
+        self.weight.data.copy_(self.basis.fit(torch.empty(channels, out_channels, height * width).uniform_(-bound, bound)))
+
+    def columns(self, x: Tensor) -> Tensor:
+        return (x.flatten(2) @ self.basis().detach().mT)[:, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, 0].mT
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.mT[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis())
+
+    def tangent(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis.slope())
+
+    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+        return ((x.flatten(2) @ basis.mT).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
+
+
+class SparseOut(Path):
+    """The output factor of S-FC (Eq. 7): u_1 of shape (C', P, C), rows are cotangents projected on the basis."""
+
+    def __init__(self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False):
+        channels, height, width = out_shape
+        super().__init__(channels, anchors, in_channels, bound=0.0)
+        self.out_shape = tuple(out_shape)
+        self.basis = Basis(grid(height, width), anchors, learn_omega)
+        bound = math.sqrt(3 / in_channels)
+        dense = torch.empty(channels, in_channels, height * width).uniform_(-bound, bound)
+        self.weight.data.copy_(self.basis.fit(dense).mT)
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x[:, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return (h[:, 0] @ self.basis()).reshape(len(h), *self.out_shape)
+
+    def rows(self, g: Tensor) -> Tensor:
+        return (g.flatten(2) @ self.basis().detach().mT)[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis())
+
+    def tangent(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis.slope())
+
+    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+        values = (x.transpose(0, 1) @ self.weight.mT).transpose(0, 1)  # (B, C', P)
+        return (values @ basis).reshape(len(x), *self.out_shape)
+
+
+class Tangent:
+    """A scalar that enters a path non-linearly, seen through its derivative: S = K = in = out = 1, so its block is exact."""
+
+    def __init__(self, tangent: Tensor):
+        self.tangent = tangent
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.new_ones(len(x), 1, 1, 1)
+
+    def rows(self, g: Tensor) -> Tensor:
+        return (g * self.tangent).flatten(1).sum(1)[:, None, None, None]
+
+
+def grid(height: int, width: int) -> Tensor:
+    """The pixels of a grid, centred at 0: (HW, 2)."""
+    row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack([row - (height - 1) / 2, column - (width - 1) / 2], -1).reshape(-1, 2)
+
+
+def spread(positions: Tensor, count: int) -> Tensor:
+    """``count`` of the positions, far apart: the first is the most central, each next the farthest from those chosen."""
+    if positions.is_meta or count == len(positions):
+        return positions[:count].clone()
+    chosen = [int(positions.square().sum(-1).argmin())]
+    nearest = torch.full((len(positions),), math.inf)
+    while len(chosen) < count:
+        nearest = torch.minimum(nearest, (positions - positions[chosen[-1]]).square().sum(-1))
+        chosen.append(int(nearest.argmax()))
+    return positions[chosen].clone()

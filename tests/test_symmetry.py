@@ -1,0 +1,198 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import autosym
+from autosym import Prior, layers, nets
+from autosym.evidence import laplace
+from autosym.layers import Relaxed
+from autosym.paths import Conv, Dense
+from autosym.symmetry import Symmetry, symmetry
+from test_curvature import draw, mlp, randomised
+
+
+def taken(model, shape=(2, 4, 4), samples=6):
+    """The evidence of a model on random data, with another precision for every path."""
+    found = laplace.at(model, draw("categorical", samples, shape))
+    return found, Prior(found.names, {name: 0.1 * (i + 1) for i, name in enumerate(found.names)})
+
+
+def relaxed(name="f-fc+conv"):
+    return randomised(nets.build(name, (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
+
+
+def without(found, *gone):
+    """The same evidence, had the data said nothing of the named paths."""
+    kept = torch.tensor([name not in gone for name in found.names])
+    return SimpleNamespace(
+        names=found.names, sizes=found.sizes, effective_parameters=lambda prior: found.effective_parameters(prior) * kept
+    )
+
+
+@pytest.mark.parametrize("name", nets.NAMES)
+def test_shares_of_a_layer_sum_to_one(name):
+    model = relaxed(name)
+    table = symmetry(model, *reversed(taken(model)))
+    assert [(p.layer, p.path) for p in table] == [(f"blocks.{i}", path) for i in range(2) for path in model.blocks[i]]
+    for layer in ("blocks.0", "blocks.1"):
+        shares = [p.share for p in table if p.layer == layer]
+        assert sum(shares) == pytest.approx(1, abs=1e-12)
+        assert len(shares) == len(name.split("+"))
+        assert all(0 < share <= 1 for share in shares)
+
+
+def test_shares_are_effective_parameters_with_biases_over_those_of_the_layer():
+    model = relaxed()
+    found, prior = taken(model)
+    gamma = dict(zip(found.names, found.effective_parameters(prior).tolist(), strict=True))
+    size = {name: model.get_submodule(name).weight.numel() for name in found.names}
+    parts = {"conv": ("linear", "bias"), "f-fc": ("theta_2", "b_2", "theta_1", "b_1")}
+    for row in symmetry(model, prior, found):
+        names = {path: [f"{row.layer}.{path}.{part}" for part in parts[path]] for path in parts}
+        own, all_of_them = (sum(gamma[n] for n in part) for part in (names[row.path], names["conv"] + names["f-fc"]))
+        assert row.effective_parameters == pytest.approx(own, rel=1e-12)
+        assert row.share == pytest.approx(own / all_of_them, rel=1e-12)
+        assert row.parameters == sum(size[n] for n in names[row.path])
+        assert row.symmetric == (row.path == "conv")
+        assert row.precision == pytest.approx({n.rsplit(".", 1)[-1]: prior.precision()[n] for n in names[row.path]})
+
+
+def test_a_path_that_the_data_do_not_use_has_no_share():
+    model = relaxed()
+    found, prior = taken(model)
+    free = [name for name in found.names if name.startswith("blocks.0.f-fc.")]
+    assert len(free) == 4
+    rows = {(p.layer, p.path): p for p in symmetry(model, prior, without(found, *free))}
+    assert rows["blocks.0", "f-fc"].share == rows["blocks.0", "f-fc"].effective_parameters == 0
+    assert rows["blocks.0", "conv"].share == 1
+    assert rows["blocks.1", "f-fc"].share > 0
+
+
+@pytest.mark.parametrize("kept", ["b_1", "b_2"])
+def test_a_bias_of_a_free_path_still_breaks_the_symmetry(kept):
+    model = relaxed()
+    found, prior = taken(model)
+    free = [n for n in found.names if n.startswith("blocks.0.f-fc.") and not n.endswith(kept)]
+    assert len(free) == 3
+    assert symmetry(model, prior, without(found, *free)).free_share()["blocks.0"] > 0
+
+
+def test_a_layer_that_the_data_do_not_use_at_all_has_no_shares():
+    """They are not a number, and None in what is written as JSON."""
+    model = relaxed()
+    found, prior = taken(model)
+    table = symmetry(model, prior, without(found, *(n for n in found.names if n.startswith("blocks.1."))))
+    assert all(math.isnan(p.share) for p in table if p.layer == "blocks.1")
+    assert [row["share"] for row in table.as_dicts() if row["layer"] == "blocks.1"] == [None, None]
+    assert math.isnan(table.free_share()["blocks.1"])
+    assert table.free_share()["blocks.0"] > 0
+
+
+def test_a_frozen_path_has_no_share():
+    """The evidence says nothing of it; the share of its layer's free paths is not known either."""
+    model = relaxed()
+    model.blocks[0]["f-fc"].requires_grad_(False)
+    rows = {(p.layer, p.path): p for p in symmetry(model, *reversed(taken(model)))}
+    assert math.isnan(rows["blocks.0", "f-fc"].share)
+    assert rows["blocks.0", "f-fc"].parameters == 0
+    assert rows["blocks.0", "conv"].share == pytest.approx(1)
+    assert 0 < rows["blocks.1", "f-fc"].share < 1
+
+
+def test_free_share_adds_the_free_paths_of_each_layer():
+    model = relaxed("conv+fc+f-fc")
+    table = symmetry(model, *reversed(taken(model)))
+    shares = {(p.layer, p.path): p.share for p in table}
+    for layer in ("blocks.0", "blocks.1"):
+        assert table.free_share()[layer] == pytest.approx(shares[layer, "fc"] + shares[layer, "f-fc"], abs=1e-15)
+        assert 0 < table.free_share()[layer] < 1
+
+
+@pytest.mark.parametrize(("name", "share"), [("conv", 0.0), ("fc", 1.0), ("f-fc", 1.0)])
+def test_free_share_of_one_path_is_all_or_nothing(name, share):
+    model = relaxed(name)
+    found = symmetry(model, *reversed(taken(model))).free_share()
+    assert found == pytest.approx({"blocks.0": share, "blocks.1": share}, abs=1e-12)
+
+
+def test_a_huge_precision_takes_the_share():
+    model = relaxed()
+    found, prior = taken(model)
+    gone = Prior(found.names, {n: 1e12 if ".f-fc." in n else p for n, p in prior.precision().items()})
+    assert max(symmetry(model, gone, found).free_share().values()) < 1e-6
+    assert min(symmetry(model, prior, found).free_share().values()) > 0.05
+
+
+def test_the_table_prints_a_row_per_path():
+    model = relaxed()
+    table = symmetry(model, *reversed(taken(model)))
+    head, rule, *rows = str(table).splitlines()
+    assert head.split()[:2] == ["layer", "path"]
+    assert set(rule) == {"-"}
+    assert len(rows) == 4
+    for row, path in zip(rows, table, strict=True):
+        words = row.split()
+        assert words[:3] == [path.layer, path.path, "symmetric" if path.symmetric else "free"]
+        assert words[-1] == f"{path.share:.1%}"
+        assert f"{path.effective_parameters:.1f} / {path.parameters}" in row
+        assert all(f"{name} {value:.3g}" in row for name, value in path.precision.items())
+
+
+def test_the_table_as_dicts_holds_plain_numbers():
+    model = relaxed()
+    table = symmetry(model, *reversed(taken(model)))
+    for row, path in zip(table.as_dicts(), table, strict=True):
+        fields = {"layer", "path", "symmetric", "precision", "parameters", "effective_parameters", "share"}
+        assert set(row) == fields
+        assert (row["layer"], row["share"], row["parameters"]) == (path.layer, path.share, path.parameters)
+        assert (type(row["share"]), type(row["parameters"])) == (float, int)
+
+
+def test_a_model_without_relaxed_layers_has_an_empty_table():
+    model = mlp(5, 4, 3)
+    table = symmetry(model, *reversed(taken(model, (5,))))
+    assert list(table) == []
+    assert table.free_share() == {}
+    assert table == Symmetry(())
+    assert str(table).startswith("no relaxed layer")
+
+
+def test_a_model_that_is_one_relaxed_layer():
+    paths = {name: layers.fc((5,), (3,)) for name in ("a", "ab")}
+    model = randomised(Relaxed({}, paths))
+    table = symmetry(model, *reversed(taken(model, (5,))))
+    assert [(p.layer, p.path, p.parameters) for p in table] == [("", "a", 18), ("", "ab", 18)]
+    assert sum(p.share for p in table) == pytest.approx(1, abs=1e-12)
+
+
+def test_paths_without_a_bias_are_counted():
+    """A path may be a bare linear map: its site is the path itself, not a part of it."""
+    layer = Relaxed({"conv": Conv(2, 3)}, {"fc": Dense((2, 4, 4), (3, 4, 4))})
+    model = randomised(nn.Sequential(layer, nn.Flatten(), nn.Linear(48, 3)))
+    table = symmetry(model, *reversed(taken(model)))
+    assert [(p.path, p.parameters) for p in table] == [("conv", 54), ("fc", 32 * 48)]
+    assert sum(p.share for p in table) == pytest.approx(1, abs=1e-12)
+    assert 0 < table.free_share()["0"] < 1
+
+
+def test_layers_whose_names_begin_alike_are_kept_apart():
+    """Layer 1 is not layer 10."""
+    shape = (2, 4, 4)
+    parts = [Relaxed({"conv": layers.conv(shape, shape)}, {"f-fc": layers.Factored(shape, shape)}) for _ in range(11)]
+    model = randomised(nn.Sequential(*parts, nn.Flatten(), nn.Linear(32, 3)))
+    table = symmetry(model, *reversed(taken(model)))
+    assert len({p.layer for p in table}) == 11
+    assert {p.parameters for p in table if p.path == "conv"} == {2 * 2 * 9 + 2}
+
+
+def test_a_fit_shows_its_symmetry():
+    x, y = draw("categorical", 20, (2, 4, 4))
+    model = nets.build("f-fc+conv", (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2)
+    fit = autosym.fit(model, (x, y), epochs=2, burn_in=0, every=1)
+    assert isinstance(fit.symmetry(), Symmetry)
+    assert fit.symmetry() == symmetry(model, fit.prior, fit.laplace)
+    assert fit.history[-1]["free_share"].keys() == fit.symmetry().free_share().keys()
+    assert torch.tensor([p.share for p in fit.symmetry()]).sum() == pytest.approx(2, abs=1e-6)
