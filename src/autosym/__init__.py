@@ -1,5 +1,6 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
+from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
 from autosym.likelihoods import Categorical, Gaussian
 from autosym.predictive import Predictive, calibration_error
@@ -18,7 +19,9 @@ __all__ = [
     "Schedule",
     "Symmetry",
     "__version__",
+    "assert_equivariant",
     "calibration_error",
+    "equivariance_error",
     "fit",
     "log_evidence",
 ]

@@ -4,7 +4,8 @@ Eight blocks of width a, 2a, 2a, 4a, 4a, 8a, 8a, 16a and strides 1, 2, 1, 2, 1, 
 Linear(64a, K). The last map of a 32x32 image is 1x1; of larger images it is averaged, which keeps translation invariance.
 
 With a group convolution every map is lifted: ``width`` counts fields of |G| channels, other paths see the group as channels, and the
-head sees the mean over the group, which keeps invariance to it.
+head sees the mean over the group, which keeps invariance to it. The network of Table 3, "f-fc+conv+gconv:c4" of width 2, then has
+1,083,907 parameters on MNIST and 1,116,855 on CIFAR-10; the paper says 1.2 M, without enough detail to tell where the rest is.
 """
 
 import math

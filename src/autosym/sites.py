@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autosym.paths import Bias, Conv, Dense, Path
-from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangent
+from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangents
 
 
 class Definition(Protocol):
@@ -205,8 +205,8 @@ class Tape:
 
 def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor, Tensor], Definition] | None:
     """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
-    if isinstance(module, (SparseConv, SparseIn, SparseOut)) and name == "basis.omega":
-        return lambda x, _: Tangent(module.tangent(x).detach())
+    if isinstance(module, (SparseConv, SparseIn, SparseOut)) and name in ("basis.omega", "basis.shift"):
+        return lambda x, _: Tangents(module, name.removeprefix("basis."), x)
     if isinstance(module, Bias) and name == "weight" and expand_bias:
         return lambda *_: _definition(Bias, module.shape, module.out_shape, True)
     if isinstance(module, Path) and name == "weight":

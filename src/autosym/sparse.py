@@ -2,10 +2,12 @@
 
     w(t) = sum_j u_j phi_j(t),       phi_j(t) = exp(-omega^2 |t - z_j|^2 / 2)
 
-``weight`` holds the anchor values u, ``through(x, phi)`` is the path on a given basis and ``tangent(x)`` its derivative in omega.
+``weight`` holds the anchor values u, ``through(x, phi)`` is the path on a given basis, and so on its slopes the derivative of the
+output in what the basis depends on.
 Curvature follows from the path law, with columns (or rows) projected on the basis. omega is an *inverse* lengthscale: with
 anchors on every position a large omega is the dense form, and omega = 0 is constant in space. It is a fixed number, or, with
-``learn_omega``, a parameter with a prior N(0, 1 / delta) and an exact Gauss-Newton block of its own.
+``learn_omega``, a parameter with a prior N(0, 1 / delta) and an exact Gauss-Newton block of its own. So are, with ``learn_z``, the
+displacements of the anchors from where they were put.
 """
 
 import math
@@ -19,13 +21,14 @@ from autosym.paths import Path
 
 
 class Basis(nn.Module):
-    """phi: (P, T), Gaussians around the anchor locations ``z`` (P, 2) on ``positions`` (T, 2), in pixels."""
+    """phi: (P, T), Gaussians around the anchor locations z + ``shift`` (P, 2) on ``positions`` (T, 2), in pixels."""
 
     z: Tensor
     omega: Tensor
+    shift: Tensor | None
     positions: Tensor
 
-    def __init__(self, positions: Tensor, anchors: int, learn_omega: bool = False):
+    def __init__(self, positions: Tensor, anchors: int, learn_omega: bool = False, learn_z: bool = False):
         super().__init__()
         if not 1 <= anchors <= len(positions):
             raise ValueError(f"the number of anchors must lie between 1 and the {len(positions)} positions, got {anchors}")
@@ -35,20 +38,25 @@ class Basis(nn.Module):
             self.omega = nn.Parameter(torch.ones(()))
         else:
             self.register_buffer("omega", torch.ones(()))
+        self.shift = nn.Parameter(torch.zeros(anchors, 2)) if learn_z else None
         self._kept: tuple[tuple, Tensor] | None = None
 
     def forward(self) -> Tensor:
         """phi, kept while neither omega nor z has changed."""
-        if self.omega.requires_grad or self.z.requires_grad:
+        if self.omega.requires_grad or self.shift is not None:
             return self._gaussians()
         key = (self.omega._version, id(self.omega), self.z._version, id(self.z), self.omega.dtype, self.omega.device)
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, self._gaussians())
         return self._kept[1]
 
-    def slope(self) -> Tensor:
-        """d phi / d omega."""
-        return (-self.omega * self._square_distances() * self._gaussians()).detach()
+    @torch.no_grad()
+    def slopes(self, name: str) -> Tensor:
+        """d phi / d omega, (1, P, T), or d phi / d shift, (2P, P, T), whose only non-zero row is that of the anchor."""
+        if name == "omega":
+            return (-self.omega * self._square_distances() * self._gaussians())[None]
+        rows = self.omega**2 * (self._offsets() * self._gaussians()[..., None]).movedim(-1, 1)  # (P, 2, T)
+        return (torch.eye(len(rows)).to(rows)[:, None, :, None] * rows[:, :, None]).flatten(0, 1)
 
     @torch.no_grad()
     def fit(self, target: Tensor) -> Tensor:
@@ -60,8 +68,12 @@ class Basis(nn.Module):
             *target.shape[:-1], len(phi)
         )
 
+    def _offsets(self) -> Tensor:
+        z = self.z if self.shift is None else self.z + self.shift
+        return self.positions - z[:, None]
+
     def _square_distances(self) -> Tensor:
-        return (self.z[:, None] - self.positions).square().sum(-1)
+        return self._offsets().square().sum(-1)
 
     def _gaussians(self) -> Tensor:
         return torch.exp(-0.5 * self.omega**2 * self._square_distances())
@@ -70,12 +82,20 @@ class Basis(nn.Module):
 class SparseConv(Path):
     """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P), columns are patches projected on the basis."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, anchors: int, learn_omega: bool = False):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        anchors: int,
+        learn_omega: bool = False,
+        learn_z: bool = False,
+    ):
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size {kernel_size} is even: a centred filter has an odd one")
         super().__init__(1, out_channels, in_channels * anchors, bound=0.0)
         self.in_channels, self.kernel_size = in_channels, kernel_size
-        self.basis = Basis(grid(kernel_size, kernel_size), anchors, learn_omega)
+        self.basis = Basis(grid(kernel_size, kernel_size), anchors, learn_omega, learn_z)
         bound = math.sqrt(6 / (in_channels * kernel_size**2))
         dense = torch.empty(out_channels, in_channels, kernel_size**2).uniform_(-bound, bound)
         self.weight.data.copy_(self.basis.fit(dense).flatten(1))
@@ -93,9 +113,6 @@ class SparseConv(Path):
     def forward(self, x: Tensor) -> Tensor:
         return self.through(x, self.basis())
 
-    def tangent(self, x: Tensor) -> Tensor:
-        return self.through(x, self.basis.slope())
-
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         filters = self.weight.view(-1, self.in_channels, len(basis)) @ basis
         return F.conv2d(self._pad(x), filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
@@ -107,10 +124,12 @@ class SparseConv(Path):
 class SparseIn(Path):
     """The input factor of S-FC (Eq. 7): u_2 of shape (C, C', P), columns are inputs projected on the basis."""
 
-    def __init__(self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False):
+    def __init__(
+        self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False, learn_z: bool = False
+    ):
         channels, height, width = in_shape
         super().__init__(channels, out_channels, anchors, bound=0.0)
-        self.basis = Basis(grid(height, width), anchors, learn_omega)
+        self.basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         bound = math.sqrt(3 / (height * width))
         self.weight.data.copy_(self.basis.fit(torch.empty(channels, out_channels, height * width).uniform_(-bound, bound)))
 
@@ -126,9 +145,6 @@ class SparseIn(Path):
     def forward(self, x: Tensor) -> Tensor:
         return self.through(x, self.basis())
 
-    def tangent(self, x: Tensor) -> Tensor:
-        return self.through(x, self.basis.slope())
-
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         return ((x.flatten(2) @ basis.mT).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
 
@@ -136,11 +152,13 @@ class SparseIn(Path):
 class SparseOut(Path):
     """The output factor of S-FC (Eq. 7): u_1 of shape (C', P, C), rows are cotangents projected on the basis."""
 
-    def __init__(self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False):
+    def __init__(
+        self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
+    ):
         channels, height, width = out_shape
         super().__init__(channels, anchors, in_channels, bound=0.0)
         self.out_shape = tuple(out_shape)
-        self.basis = Basis(grid(height, width), anchors, learn_omega)
+        self.basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         bound = math.sqrt(3 / in_channels)
         dense = torch.empty(channels, in_channels, height * width).uniform_(-bound, bound)
         self.weight.data.copy_(self.basis.fit(dense).mT)
@@ -157,25 +175,23 @@ class SparseOut(Path):
     def forward(self, x: Tensor) -> Tensor:
         return self.through(x, self.basis())
 
-    def tangent(self, x: Tensor) -> Tensor:
-        return self.through(x, self.basis.slope())
-
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         values = (x.transpose(0, 1) @ self.weight.mT).transpose(0, 1)  # (B, C', P)
         return (values @ basis).reshape(len(x), *self.out_shape)
 
 
-class Tangent:
-    """A scalar that enters a path non-linearly, seen through its derivative: S = K = in = out = 1, so its block is exact."""
+class Tangents:
+    """A few scalars that enter a path non-linearly, seen through its derivatives in them: S = K = in = 1, so the block is exact."""
 
-    def __init__(self, tangent: Tensor):
-        self.tangent = tangent
+    def __init__(self, path: "SparseConv | SparseIn | SparseOut", name: str, x: Tensor):
+        with torch.no_grad():
+            self.tangents = torch.stack([path.through(x, slope) for slope in path.basis.slopes(name)], 1)
 
     def columns(self, x: Tensor) -> Tensor:
         return x.new_ones(len(x), 1, 1, 1)
 
     def rows(self, g: Tensor) -> Tensor:
-        return (g * self.tangent).flatten(1).sum(1)[:, None, None, None]
+        return torch.einsum("bmo,bo->bm", self.tangents.flatten(2), g.flatten(1))[:, None, None]
 
 
 def grid(height: int, width: int) -> Tensor:

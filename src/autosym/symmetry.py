@@ -18,7 +18,11 @@ from autosym.priors import Prior
 
 @dataclass(frozen=True)
 class PathShare:
-    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors)."""
+    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors, omega).
+
+    ``omega`` holds the inverse lengthscales of a sparse path: 0 is constant in space. A prior on omega makes a layer symmetric by omega,
+    not by its share: look at ``equivariance_error``.
+    """
 
     layer: str
     path: str
@@ -27,6 +31,7 @@ class PathShare:
     parameters: int
     effective_parameters: float
     share: float
+    omega: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Symmetry:
         rows = [("layer", "path", "", "precision", "effective / all", "share")]
         for p in self.paths:
             precision = "  ".join(f"{name} {value:.3g}" for name, value in p.precision.items())
+            precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
@@ -76,10 +82,14 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace) -> Symmetry:
         total = sum(gammas[name] for names in parts.values() for name in names)
         for path, names in parts.items():
             gamma = sum(gammas[name] for name in names)
-            deltas = {name.rsplit(".", 1)[-1]: precision[name] for name in names}
+            stem = len(f"{layer}.{path}".lstrip(".")) + 1
+            deltas = {name[stem:].replace(".basis", "") or path: precision[name] for name in names}
+            omega = {
+                n.removesuffix(".basis.omega"): float(t) for n, t in module[path].state_dict().items() if n.endswith(".omega")
+            }
             size = int(sum(sizes[name] for name in names))
             share = gamma / total if total > 0 and names else math.nan
-            rows.append(PathShare(layer, path, path in module.symmetric, deltas, size, gamma, share))
+            rows.append(PathShare(layer, path, path in module.symmetric, deltas, size, gamma, share, omega))
     return Symmetry(tuple(rows))
 
 
