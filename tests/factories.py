@@ -1,9 +1,39 @@
 """Lists that the tests are parametrised over: a new member is tested for free."""
 
 import pytest
+import torch
 
 from autosym import layers
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut
+from autosym.groups import GROUPS
+from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv
+from autosym.sparse import SparseConv, SparseIn, SparseOut
+
+
+def group_paths():
+    """Group convolutions over every group, from images and from lifted features; those that never turn also on rectangles."""
+    for name, group in GROUPS.items():
+        for lift in (True, False):
+            channels = 2 if lift else 2 * len(group)
+            kind = f"gconv {name} {'lifting' if lift else 'mixing'}"
+
+            def make(group=group, lift=lift, kernel=3):
+                return GroupConv(group, 2, 2, kernel, lift)
+
+            yield kind, make, (channels, 4, 4)
+            if not (group.matrices[:, 0, 1] != 0).any():
+                yield f"{kind} rectangle", make, (channels, 3, 5)
+    yield "gconv d4 lifting 5", lambda: GroupConv(GROUPS["d4"], 1, 2, 5, lift=True), (1, 5, 5)
+    yield "gconv c4 mixing 1", lambda: GroupConv(GROUPS["c4"], 1, 2, 1), (4, 3, 3)
+
+
+def sparse_paths():
+    """Sparse paths with a fixed and with a learned omega."""
+    for learn in (False, True):
+        kind = "omega learned" if learn else "omega fixed"
+        yield f"sparse conv {kind}", lambda learn=learn: SparseConv(2, 3, 3, 4, learn), (2, 5, 4)
+        yield f"sparse conv 5 {kind}", lambda learn=learn: SparseConv(2, 2, 5, 9, learn), (2, 5, 6)
+        yield f"sparse in {kind}", lambda learn=learn: SparseIn((2, 4, 3), 5, 6, learn), (2, 4, 3)
+        yield f"sparse out {kind}", lambda learn=learn: SparseOut(3, (5, 2, 4), 3, learn), (5, 3)
 
 # name, constructor, shape of one input
 PATHS = [
@@ -43,6 +73,8 @@ PATHS = [
         ("bias of positions expand", lambda: Bias((1, 2, 4), (3, 2, 4), expand=True), (3, 2)),
         ("bias of middle axis expand", lambda: Bias((2, 1, 4, 1), (2, 3, 4, 5), expand=True), (3, 2)),
         ("bias of hidden channels expand", lambda: Bias((3, 1), (3, 2), expand=True), (2, 4, 4)),
+        *group_paths(),
+        *sparse_paths(),
     ]
 ]
 
@@ -51,4 +83,17 @@ LAYERS = {
     "fc": lambda: layers.fc((2, 4, 6), (3, 4, 6)),
     "conv": lambda: layers.conv((2, 4, 6), (3, 4, 6)),
     "f-fc": lambda: layers.Factored((2, 4, 6), (3, 4, 6)),
+    "s-conv": lambda: layers.s_conv((2, 4, 6), (3, 4, 6), 4),
+    "s-fc": lambda: layers.SparseFactored((2, 4, 6), (3, 4, 6), 12, 8),
+    "s-conv omega": lambda: layers.s_conv((2, 4, 6), (3, 4, 6), 4, learn_omega=True),
+    "s-fc omega": lambda: layers.SparseFactored((2, 4, 6), (3, 4, 6), 12, 8, learn_omega=True),
 }
+
+
+def smooth_images(samples, channels, size):
+    """Two bumps of a tenth of the image each, of opposite sign, near the centre."""
+    row, column = torch.meshgrid(*2 * [torch.arange(size, dtype=torch.float64) - (size - 1) / 2], indexing="ij")
+    centres = torch.randn(2, samples, channels, 2, 1, 1, dtype=torch.float64) * size / 10
+    square = (row - centres[:, :, :, 0]).square() + (column - centres[:, :, :, 1]).square()
+    plus, minus = torch.exp(-square / (2 * (size / 10) ** 2))
+    return plus - minus

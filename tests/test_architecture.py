@@ -22,6 +22,7 @@ ALLOWED = {
     "sparse": {"groups", "paths"},
     "layers": {"groups", "paths", "sparse"},
     "nets": LAYER_ROOMS,
+    "equivariance": {"batching", "groups", "layers", "paths"},
     "conversion": LAYER_ROOMS,
     "averaging": LAYER_ROOMS,
     "noether": LAYER_ROOMS,
@@ -30,11 +31,13 @@ ALLOWED = {
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,
     "predictive": EVIDENCE_ROOMS,
-    "training": FITTED_ROOMS,
+    "proximal": {"likelihoods", "priors"},
+    "checkpoint": {"batching", "likelihoods", "priors", "proximal"},
+    "training": FITTED_ROOMS | {"proximal", "checkpoint"},
     "report": FITTED_ROOMS | {"training"},
     "cli": FITTED_ROOMS | {"training", "report", "nets", "data", "experiments", "__init__"},
     "experiments": FITTED_ROOMS | {"training", "report", "nets", "conversion", "averaging", "noether", "data", "__init__"},
-    "__init__": FITTED_ROOMS | {"nets", "conversion", "averaging", "noether", "training"},
+    "__init__": FITTED_ROOMS | {"nets", "conversion", "averaging", "noether", "equivariance", "training"},
     "__main__": {"cli"},
 }
 INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report
@@ -105,6 +108,8 @@ def test_imports_follow_the_arrows(path):
         ("report", "import pickle"),
         ("priors", "def f():\n    import pickle"),
         ("training", "from autosym.data import digits"),
+        ("equivariance", "from autosym.training import fit"),
+        ("layers", "from autosym.equivariance import assert_equivariant"),
     ],
 )
 def test_imports_against_the_arrows_are_seen(room, source):

@@ -283,6 +283,8 @@ def test_training_and_test_images_are_apart_and_normalised(task):
     assert float(x.std()) == pytest.approx(1, abs=1e-5)
     assert y.unique().tolist() == list(range(TASKS[task]))
     assert int(y_test.max()) < TASKS[task]
+    if task == "digit+quadrant":
+        assert not torch.equal(y[:360] // 10, y_test // 10), "placed with another seed"
 
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):

@@ -192,7 +192,7 @@ def test_squared_norms_and_sizes_are_those_of_the_paths():
     assert found.sizes.tolist() == [weight.numel() for weight in weights]
     assert found.square_norms.tolist() == pytest.approx([float(weight.square().sum()) for weight in weights])
     assert found.sizes.sum() == sum(parameter.numel() for parameter in model.parameters())
-    assert [products.numel() for products in found.products] == found.sizes.tolist()
+    assert [lam.numel() * mu.shape[1] for lam, mu in found.eigenvalues] == found.sizes.tolist()
 
 
 def test_a_prior_over_other_paths_is_refused():
@@ -244,7 +244,6 @@ DATA = {
     "drop_last that drops nothing": lambda x, y: DataLoader(TensorDataset(x, y), 5, drop_last=True),
     "dataset without tensors": lambda x, y: torch.utils.data.Subset(TensorDataset(x, y), range(len(x))),
     "list of batches": lambda x, y: [(x[:7], y[:7]), (x[7:], y[7:])],
-    "generator": lambda x, y: ((x[i : i + 1], y[i : i + 1]) for i in range(len(x))),
     "iterable dataset": lambda x, y: Unsized(x, y),
 }
 
@@ -305,19 +304,26 @@ def test_log_evidence_prefers_the_model_that_the_data_follow():
 # ---- samples that are not shown
 
 
+@pytest.mark.fault(9)
+def test_data_that_can_be_read_once_only_are_refused():
+    x, y = draw("categorical", 20)
+    with pytest.raises(ValueError, match="the data are an iterator, which can be read only once: pass a list of batches"):
+        log_evidence(mlp(5, 4, 3), ((x[i : i + 1], y[i : i + 1]) for i in range(len(x))))
+
+
 @pytest.mark.fault(6)
 @pytest.mark.parametrize(
-    "loader",
+    ("loader", "reason"),
     [
-        lambda data: DataLoader(data, 8, drop_last=True),
-        lambda data: DataLoader(data, 8, sampler=SubsetRandomSampler(range(16))),
+        (lambda data: DataLoader(data, 8, drop_last=True), "the loader has drop_last=True, so samples will be missing"),
+        (lambda data: DataLoader(data, 8, sampler=SubsetRandomSampler(range(16))), "the loader showed 16 of the 20 samples"),
     ],
     ids=["drop_last", "sampler"],
 )
-def test_a_loader_that_shows_less_is_refused_or_counted(loader):
+def test_a_loader_that_shows_less_is_refused_or_counted(loader, reason):
     model, (x, y) = mlp(5, 4, 3), draw("categorical", 20)
     data = loader(TensorDataset(x, y))
-    with pytest.raises(ValueError, match=r"the loader showed 16 of the 20 samples.*drop_last=False, or allow_partial=True"):
+    with pytest.raises(ValueError, match=rf"{reason}.*drop_last=False.* or allow_partial=True"):
         log_evidence(model, data)
     found = laplace.at(model, data, allow_partial=True)
     assert found.samples == 16

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from autosym import layers
+from autosym.groups import GROUPS
 from autosym.layers import Relaxed, polyphase
 from factories import LAYERS
 
@@ -132,6 +133,70 @@ def test_equivariant_layer_of_two_convs_with_one_choice(shift):
 def test_equivariant_negative_control_a_choice_per_path(shift):
     layer = PerPath(two_convs(), stride=2).double()
     assert shift_error(layer, torch.randn(20, *IN, dtype=torch.float64), shift) > 0.1
+
+
+SQUARE = (2, 6, 6)
+
+
+def conv_and_gconv(in_shape=SQUARE, lift=True, group="c4"):
+    """Conv-like paths of different kinds, from images or from lifted features, to 8 channels."""
+    out = (8, *in_shape[1:])
+    paths = {
+        "conv": layers.conv(in_shape, out),
+        "gconv": layers.gconv(in_shape, out, GROUPS[group], lift),
+        "s-conv": layers.s_conv(in_shape, out, 5),
+    }
+    return {name: path.double() for name, path in paths.items()}
+
+
+@pytest.mark.parametrize(("in_shape", "lift"), [(SQUARE, True), ((4, 6, 6), False)], ids=["image", "lifted"])
+@pytest.mark.parametrize("shift", SHIFTS, ids=str)
+def test_equivariant_layer_of_conv_and_group_conv_with_one_choice(shift, in_shape, lift):
+    paths, x = conv_and_gconv(in_shape, lift), torch.randn(20, *in_shape, dtype=torch.float64)
+    assert shift_error(Relaxed(paths, {}, stride=2), x, shift) < 1e-12
+    assert shift_error(PerPath(paths, stride=2), x, shift) > 0.1, "a choice for each path would do as well"
+    del paths["s-conv"]
+    assert shift_error(Relaxed(paths, {}, stride=2), x, shift) < 1e-12
+    assert shift_error(PerPath(paths, stride=2), x, shift) > 0.1
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("group", ["c4", "d4"])
+def test_equivariant_layer_of_two_group_convs_to_turns(group, stride):
+    """Two group convolutions in one layer, downsampled together: turning the image turns the map and permutes its fields."""
+    size, order = (2, 6, 6), len(GROUPS[group])
+    small, large = (layers.gconv(size, (2 * order, 6, 6), GROUPS[group], True, kernel).double() for kernel in (1, 3))
+    nn.init.normal_(small.bias.weight)
+    layer, x = Relaxed({"small": small, "large": large}, {}, stride, GROUPS[group]), torch.randn(20, *size).double()
+    y = layer(x).detach()
+    assert y.shape[1:] == (2 * order, 6 // stride, 6 // stride)
+    per_path = PerPath({"small": small, "large": large}, stride)
+    for g in range(order):
+        moved = GROUPS[group].act(g, x)
+        torch.testing.assert_close(layer(moved).detach(), GROUPS[group].act_on_features(g, y), rtol=0, atol=1e-12)
+    if stride > 1:  # turns move both choices alike; shifts do not
+        assert shift_error(per_path, x, (1, 0)) > 0.1
+    free = Relaxed({"small": small}, {"fc": layers.fc(size, y.shape[1:]).double()}, stride, GROUPS[group])
+    assert (free(GROUPS[group].act(1, x)) - GROUPS[group].act_on_features(1, free(x))).abs().max() > 0.1
+
+
+def test_group_layer_has_one_bias_for_every_field():
+    layer = layers.gconv((2, 5, 5), (3 * 8, 5, 5), GROUPS["d4"], lift=True).double()
+    assert layer.bias.weight.numel() == 3
+    nn.init.normal_(layer.bias.weight)
+    difference = layer(torch.zeros(1, 2, 5, 5, dtype=torch.float64))
+    expected = layer.bias.weight.view(1, 3, 1, 1).repeat_interleave(8, 1).expand(1, 24, 5, 5)
+    torch.testing.assert_close(difference, expected, rtol=0, atol=0)
+
+
+def test_sparse_factored_is_equation_7():
+    layer = layers.SparseFactored(IN, HALF, 20, 5).double()
+    nn.init.normal_(layer.b_2.weight)
+    x = torch.randn(2, *IN, dtype=torch.float64)
+    theta_2 = (layer.u_2.weight @ layer.u_2.basis()).transpose(0, 1)
+    theta_1 = layer.u_1.weight.mT @ layer.u_1.basis()
+    h = torch.einsum("bcs,dcs->bdc", x.flatten(2), theta_2) + layer.b_2.weight.view(1, 3, 1)
+    torch.testing.assert_close(layer(x), torch.einsum("bdc,dct->bdt", h, theta_1).view(2, *HALF), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=str)

@@ -52,9 +52,7 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
 
 
 def check_loader(data: Data, allow_partial: bool = False) -> None:
-    """Refuse, before any work, a loader that will not show each sample of its dataset once; and data that can be read once only."""
-    if hasattr(data, "__next__"):
-        raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")
+    """Refuse, before any work, a loader that will not show each sample of its dataset once."""
     if allow_partial:
         return
     sampler, size = getattr(data, "sampler", None), size_of(data)

@@ -98,6 +98,7 @@ def run(
     epochs: int | None = None,
     seed: int | None = None,
     out: Path | None = None,
+    resume: bool = False,
     json: bool = False,
 ) -> None:
     """Train one named run of an experiment, e.g. quadrant-digits, or quadrant-digits/digit+quadrant/conv/map.
@@ -106,7 +107,8 @@ def run(
         name: the run; an unknown name lists them all.
         epochs: other than the experiment's.
         seed: other than the experiment's.
-        out: where result.json and history.jsonl are written (runs/NAME by default).
+        out: where result.json, history.jsonl and checkpoint.safetensors are written (runs/NAME by default).
+        resume: go on from the checkpoint there, as if the run had never stopped.
         json: print the result as JSON and nothing else.
     """
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
@@ -115,7 +117,7 @@ def run(
     module, config = named[name]
     config = replace(config, **{key: value for key, value in (("epochs", epochs), ("seed", seed)) if value is not None})
     out = out or Path("runs") / name
-    result = module.execute(config, progress=not json and sys.stderr.isatty(), history=out / "history.jsonl")
+    result = module.execute(config, progress=not json and sys.stderr.isatty(), out=out, resume=resume)
     write(result, out / "result.json")
     if json:
         print(json_format.dumps(result))

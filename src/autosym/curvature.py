@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from autosym.batching import Data, batches, check_loader, check_seen, size_of
 from autosym.likelihoods import Likelihood
-from autosym.sites import Tape, refuse_batch_dependence, sites, verify
+from autosym.paths import gram
+from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def kfac(
     used = _choose(subset, size_of(data), seed)
     signs = _Signs(seed)
     sums = _Sums(dtype)
-    tape = Tape(sites(model, expand_bias), sums.add_columns)
+    tape = Tape(sites(model, expand_bias), sums.add_inputs)
     statistic = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
     samples = outputs = 0
     with tape, torch.enable_grad():
@@ -101,7 +102,7 @@ def kfac(
                 if record:
                     roots = likelihood.root(f.detach())
                     if sampled:
-                        roots = roots @ signs(len(f), outputs).to(roots)[:, :, None]
+                        roots = roots @ signs(*roots.shape[::2]).to(roots)[:, :, None]
                     sums.used += len(f)
                     for column in roots.unbind(2):
                         for name, rows in tape.backward(f, column):
@@ -117,15 +118,13 @@ class _Sums:
         self.dtype = dtype
         self.A: dict[str, Tensor] = {}
         self.G: dict[str, Tensor] = {}
-        self.positions: dict[str, int] = {}
         self.used = 0
 
-    def add_columns(self, name: str, columns: Tensor) -> None:
-        self.positions[name] = columns.shape[1]
-        _add(self.A, name, _gram(columns, self.dtype))
+    def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
+        _add(self.A, name, path.gram(x.to(self.dtype or x.dtype)))
 
     def add_rows(self, name: str, rows: Tensor) -> None:
-        _add(self.G, name, _gram(rows, self.dtype) / self.positions[name])
+        _add(self.G, name, gram(rows.to(self.dtype or rows.dtype)) / rows.shape[1])
 
     def factors(self, samples: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
@@ -149,12 +148,6 @@ class _Sums:
 
 def _add(sums: dict[str, Tensor], name: str, term: Tensor) -> None:
     sums[name] = sums[name] + term if name in sums else term
-
-
-def _gram(t: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """sum over samples and positions of outer products: (B, S, K, d) -> (K, d, d)."""
-    t = t.detach().to(dtype or t.dtype).permute(2, 0, 1, 3).flatten(1, 2)
-    return t.mT @ t
 
 
 def _eigvalsh(factors: Tensor, name: str) -> Tensor:

@@ -69,7 +69,8 @@ def _linearised(
 ) -> tuple[Tensor, Tensor]:
     """Mean and covariance of f: J Sigma J^T is summed over paths in the eigenbasis of each."""
     columns: dict[str, Tensor] = {}
-    with Tape(sites(model), columns.__setitem__) as tape, torch.enable_grad():
+    see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
+    with Tape(sites(model), see) as tape, torch.enable_grad():
         f = tape.record(model, x)
         rows: dict[str, list[Tensor]] = {name: [] for name in columns}
         for output in range(f.shape[1]):

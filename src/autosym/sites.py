@@ -20,6 +20,8 @@ class Definition(Protocol):
 
     def columns(self, x: Tensor) -> Tensor: ...
 
+    def gram(self, x: Tensor) -> Tensor: ...
+
     def rows(self, g: Tensor) -> Tensor: ...
 
 
@@ -77,7 +79,8 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> None:
     """
     columns: dict[str, Tensor] = {}
     owned = sites(model, expand_bias)
-    with Tape(owned, columns.__setitem__) as tape, torch.enable_grad():
+    see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
+    with Tape(owned, see) as tape, torch.enable_grad():
         f = tape.record(model, x)
         cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
         rows = dict(tape.backward(f, cotangent))
@@ -111,10 +114,10 @@ def refuse_batch_dependence(model: nn.Module) -> None:
 
 
 class Tape:
-    """Hooks on the modules of all sites: hands out columns as they come forward, and rows as they come backward."""
+    """Hooks on the modules of all sites: shows paths their inputs as they come forward, and hands out rows as they come backward."""
 
-    def __init__(self, sites: Sequence[Site], see_columns: Callable[[str, Tensor], None]):
-        self.sites, self.see_columns = sites, see_columns
+    def __init__(self, sites: Sequence[Site], see: Callable[[str, Definition, Tensor], None]):
+        self.sites, self.see = sites, see
         self.by_module: dict[nn.Module, list[Site]] = {}
         for site in sites:
             self.by_module.setdefault(site.module, []).append(site)
@@ -138,7 +141,7 @@ class Tape:
             return self._check_outputs(model, model(x), x)
 
     def record(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of the model, with the columns of every path handed out and a graph to go back through."""
+        """The outputs of the model, with every path shown its input and a graph to go back through."""
         self.edges.clear()
         self.recording, self.batch = True, len(x)
         f = model(x)
@@ -182,9 +185,11 @@ class Tape:
             )
         if not output.requires_grad:  # everything before this layer is frozen
             output = output.clone().requires_grad_().clone()
+        if output._is_view():  # an in-place activation that follows would take a view out of the graph
+            output = output.clone()
         for site in self.by_module[module]:
             path = self.paths[site.name] = site.path(inputs[0].detach(), output)
-            self.see_columns(site.name, path.columns(inputs[0].detach()))
+            self.see(site.name, path, inputs[0].detach())
         # The edge, not the tensor: an in-place activation that follows would move the tensor's place in the graph.
         self.edges[module] = get_gradient_edge(output)
         return output

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from autosym import likelihoods
 from autosym.batching import Data, batches, check_loader, check_seen, size_of
+from autosym.checkpoint import State
 from autosym.curvature import kfac, to_model
 from autosym.evidence import laplace
 from autosym.evidence.laplace import Laplace
@@ -31,6 +32,7 @@ from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
 from autosym.predictive import Link, Predictive, predictive
 from autosym.priors import Prior
+from autosym.proximal import Weights
 from autosym.sites import sites
 from autosym.symmetry import Symmetry, symmetry
 
@@ -88,16 +90,20 @@ class Schedule:
         if wrong:
             raise ValueError(f"a schedule cannot have {', '.join(wrong)}")
 
+    def rate(self, done: float) -> float:
+        """The rate when the part ``done`` of the run is over: up to ``lr``, then down as a cosine."""
+        warm = min(1.0, (done + 1e-3) / self.warmup) if self.warmup else 1.0
+        return self.lr * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
+
     def evidence_epochs(self) -> range:
         """The epochs, counted from 1, that end with an evidence step."""
         if self.step == "none":
             return range(0)
         burn_in = self.epochs // 10 if self.burn_in is None else self.burn_in
-        last = max(math.ceil(self.epochs * (1 - self.settle)), min(burn_in + self.every, self.epochs))
-        epochs = range(burn_in + self.every, last + 1, self.every)
-        if not epochs:
-            raise ValueError(f"{self.epochs} epochs with burn_in {burn_in} and every {self.every} leave no evidence step")
-        return epochs
+        first = min(burn_in + self.every, self.epochs)  # a short run has one evidence step
+        if burn_in >= self.epochs:
+            raise ValueError(f"burn_in = {burn_in} leaves no evidence step in {self.epochs} epochs: lower it, or step='none'")
+        return range(first, max(first, math.ceil(self.epochs * (1 - self.settle))) + 1, self.every)
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,9 @@ def fit(
     progress: bool = False,
     history: str | File | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint: str | File | None = None,
+    checkpoint_seconds: float = 60.0,
+    resume: bool = False,
     **changes: Any,
 ) -> Fit:
     """Train ``model``, in place, on ``data`` and learn, from the same data, how much of every path they want.
@@ -148,6 +157,10 @@ def fit(
     Student-t (``priors``). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50, step="none")`` is plain MAP at
     ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. ``history`` names a
     JSON-lines file; ``log`` is called with every line.
+
+    ``checkpoint`` names a file that is replaced every ``checkpoint_seconds``, at the end of an epoch, and at the end of the run. With
+    ``resume`` a run goes on from it, if it is there, as if it had never stopped: the same arguments on the same machine give the
+    same weights, precisions and history, bit for bit on the CPU.
     """
     unknown = set(changes) - {field.name for field in fields(Schedule)}
     if unknown:
@@ -161,17 +174,22 @@ def fit(
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
     count = _check(model, data, evidence_data, likelihood, schedule)
-    weights = Weights({site.name: site.parameter for site in owned}, schedule, count)
+    weights = Weights(
+        {site.name: site.parameter for site in owned}, count, schedule.optimiser, schedule.momentum, schedule.clip
+    )
     shuffle = torch.Generator().manual_seed(seed)
-    lines: list[dict[str, Any]] = []
-    start = time.perf_counter()
-    with _progress_bar(progress, schedule.epochs) as show, _json_lines(history) as write:
-        for epoch in range(1, schedule.epochs + 1):
+    state = State(
+        model, prior, likelihood, weights, shuffle, data, {"schedule": repr(schedule), "seed": seed, "samples": count}
+    )
+    lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
+    start = saved = time.perf_counter() - (lines[-1]["seconds"] if lines else 0.0)
+    with _progress_bar(progress, schedule.epochs) as show, _json_lines(history, lines) as write:
+        for epoch in range(len(lines) + 1, schedule.epochs + 1):
             loss = seen = 0.0
             for x, y in batches(data, schedule.batch_size, shuffle):
                 x, y = to_model(x, y, model, f"a batch of epoch {epoch}")
-                done = (epoch - 1 + min(seen / count, 1.0)) / schedule.epochs
-                loss += weights.step(model, likelihood, prior, x, y, done)
+                lr = schedule.rate((epoch - 1 + min(seen / count, 1.0)) / schedule.epochs)
+                loss += weights.step(model, likelihood, prior, x, y, lr)
                 seen += len(x)
             if not math.isfinite(loss):
                 raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
@@ -183,6 +201,9 @@ def fit(
             lines.append(line)
             for consumer in filter(None, (show, write, log)):
                 consumer(line)
+            if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
+                state.write(File(checkpoint), lines)
+                saved = time.perf_counter()
     at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled_end, seed=seed)
     if math.isfinite(prior.nu):
         at = at.with_scales(prior)
@@ -190,54 +211,10 @@ def fit(
         return Fit(model, prior, likelihood, schedule, lines, at(prior), at)
 
 
-class Weights:
-    """Proximal Adam or SGD with a cosine rate, at unit likelihood scale (a small noise does not blow up the step).
-
-    The likelihood's gradient g, averaged as m, moves the weights by lr m / M, where M is 1 for SGD and Adam's root of the second
-    moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
-    w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
-    """
-
-    def __init__(self, parameters: dict[str, nn.Parameter], schedule: Schedule, count: int):
-        self.parameters, self.schedule, self.count = parameters, schedule, count
-        self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        self.second = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        self.steps = 0
-
-    def step(self, model: nn.Module, likelihood: Likelihood, prior: Prior, x: Tensor, y: Tensor, done: float) -> float:
-        """One step on a batch, ``done`` of the way through the run; returns the loss summed over the batch."""
-        outputs = model(x)
-        likelihood.check(outputs, y)
-        loss = likelihood.loss(outputs, y)
-        gradients = torch.autograd.grad(loss / len(x), list(self.parameters.values()))
-        if self.schedule.clip < math.inf:
-            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-            gradients = tuple(g * (self.schedule.clip / norm).clamp_max(1) for g in gradients)
-        warm = min(1.0, (done + 1e-3) / self.schedule.warmup) if self.schedule.warmup else 1.0
-        lr = self.schedule.lr * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
-        precision, weight = prior.precision(), float(likelihood.scale().detach()) * self.count
-        self.steps += 1
-        with torch.no_grad():
-            for (name, w), g in zip(self.parameters.items(), gradients, strict=True):
-                self._move(name, w, g, prior.scale_of(name, w) * (precision[name] / weight), lr)
-        return float(loss.detach())
-
-    def _move(self, name: str, w: Tensor, g: Tensor, delta: Tensor | float, lr: float) -> None:
-        beta, m, v = self.schedule.momentum, self.first[name], self.second[name]
-        m.lerp_(g, 1 - beta)
-        if self.schedule.optimiser == "sgd":
-            lr = lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
-            w.sub_(m, alpha=lr).div_(1 + lr * delta)
-            return
-        v.lerp_(g.square(), 0.001)
-        metric = (v / (1 - 0.999**self.steps)).sqrt_()
-        metric = metric.clamp_min_(0.01 * float(metric.mean()) + 1e-8).reciprocal_().mul_(lr)
-        w.sub_(m * metric / (1 - beta**self.steps)).div_(1 + delta * metric)
-
-
 def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> int:
     """Find out before the first step what would end the run after the last; returns the number of samples."""
-    check_loader(data, allow_partial=True)
+    if hasattr(data, "__next__") or hasattr(evidence_data, "__next__"):
+        raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")
     check_loader(evidence_data)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, schedule.batch_size))
     other = size_of(evidence_data)
@@ -275,7 +252,7 @@ def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace
             "log_likelihood": float(record.log_likelihood),
             "occam": float(record.occam),
             "precision": prior.precision(),
-            "free_share": symmetry(model, prior, at).free_share(),
+            "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
         if isinstance(likelihood, Gaussian):
             summary["sigma_noise"] = math.exp(float(likelihood.log_variance) / 2)
@@ -283,12 +260,13 @@ def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace
 
 
 @contextmanager
-def _json_lines(path: str | File | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def _json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     if path is None:
         yield None
         return
     File(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
         yield lambda line: print(json.dumps(line), file=file, flush=True)
 
 
@@ -308,7 +286,7 @@ def _progress_bar(wanted: bool, epochs: int) -> Iterator[Callable[[dict[str, Any
         def show(line: dict[str, Any]) -> None:
             if "log_evidence" in line:
                 shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
-                shares = " ".join(f"{share:.0%}" for share in line["free_share"].values())
+                shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
                 shown["shares"] = f"  free paths {shares}" if shares else ""
             bar.update(
                 task, completed=line["epoch"], description=f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"

@@ -48,12 +48,12 @@ def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Te
     return ((x[:, None] - mean) / std, y), ((x_test[:, None] - mean) / std, y_test)
 
 
-def execute(run: Run, progress: bool = False, history: Path | None = None) -> dict[str, Any]:
+def execute(run: Run, progress: bool = False, out: Path | None = None, resume: bool = False) -> dict[str, Any]:
     """Train and measure on one dataset."""
     train, test = tensors(run)
     build = partial(nets.build, run.model, (1, 8, 8), 10, run.width, (1, 2, 4), (2, 2, 2), hidden=8)
     return train_and_measure(
-        build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, history
+        build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, out, resume
     )
 
 

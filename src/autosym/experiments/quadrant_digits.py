@@ -60,12 +60,12 @@ def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Te
     return ((x - mean) / std, y), ((x_test - mean) / std, y_test)
 
 
-def execute(run: Run, progress: bool = False, history: Path | None = None) -> dict[str, Any]:
+def execute(run: Run, progress: bool = False, out: Path | None = None, resume: bool = False) -> dict[str, Any]:
     """Train and measure one cell."""
     train, test = tensors(run)
     build = partial(nets.build, run.model, (1, 16, 16), TASKS[run.task], run.width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8)
     schedule = Schedule(epochs=run.epochs, lr=run.lr, step=METHODS[run.method])
-    return train_and_measure(build, train, test, schedule, run, progress, history)
+    return train_and_measure(build, train, test, schedule, run, progress, out, resume)
 
 
 def execute_all(runs: Sequence[Run], jobs: int) -> Iterator[dict[str, Any]]:

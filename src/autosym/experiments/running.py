@@ -24,11 +24,13 @@ def train_and_measure(
     schedule: Schedule,
     run: Any,
     progress: bool = False,
-    history: Path | None = None,
+    out: Path | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Fit a network made after seeding, on one thread: the numbers do not depend on the number of cores.
 
-    ``run`` is a frozen dataclass with task, model, method and seed; it is written beside the result.
+    ``run`` is a frozen dataclass with task, model, method and seed; it is written beside the result. ``out`` is the folder of the run's
+    history and checkpoint.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -36,7 +38,17 @@ def train_and_measure(
     try:
         torch.manual_seed(run.seed)
         net = build()
-        fitted = fit(net, train, schedule=schedule, seed=run.seed, progress=progress, history=history)
+        fitted = fit(
+            net,
+            train,
+            schedule=schedule,
+            seed=run.seed,
+            progress=progress,
+            history=out and out / "history.jsonl",
+            checkpoint=out and out / "checkpoint.safetensors",
+            checkpoint_seconds=10,
+            resume=resume,
+        )
         x, y = test
         with torch.no_grad():
             logits = net(x)

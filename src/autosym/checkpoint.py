@@ -1,0 +1,127 @@
+"""Checkpoints: one safetensors file, tensors with a JSON header, written atomically. Nothing is ever unpickled.
+
+A file is written under a temporary name, synced, and renamed over the last one: a process killed at any moment leaves either the old
+checkpoint or the new one. What is read is checked before it is used: format, version, names and shapes.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from autosym.batching import Data
+from autosym.likelihoods import Likelihood
+from autosym.priors import Prior
+from autosym.proximal import Weights
+
+FORMAT, VERSION = "autosym checkpoint", 1
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"format": FORMAT, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
+    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(
+            f"the checkpoint {path} could not be written ({error}); the one before it, if any, is untouched"
+        ) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the renaming itself
+    finally:
+        os.close(folder)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file."""
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start[:1] == b"\x80" or start == b"PK\x03\x04":
+        raise ValueError(f"{path} holds a pickle (torch.save?), which can run any code when it is read: it is refused")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise ValueError(f"{path} is a safetensors file, but not a checkpoint of autosym")
+            if int(header["version"]) > VERSION:
+                raise ValueError(
+                    f"{path} is of version {header['version']}, newer than this autosym reads ({VERSION}): upgrade autosym"
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["state"])  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or not a checkpoint ({error}): use an earlier one, or start anew") from error
+
+
+def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors of a checkpoint into those of a run, if names and shapes are the same; else nothing is changed."""
+    missing, unknown = sorted(set(targets) - set(tensors)), sorted(set(tensors) - set(targets))
+    if missing or unknown:
+        raise ValueError(f"{path} is of another model: it lacks {missing[:3]} and holds {unknown[:3]} that this one does not")
+    for name, target in targets.items():
+        if target.shape != tensors[name].shape or target.dtype != tensors[name].dtype:
+            theirs, ours = ((tuple(t.shape), t.dtype) for t in (tensors[name], target))
+            raise ValueError(f"{path} is of another model: {name} is {theirs} there, but {ours} here")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a run consists of between two epochs, to be written to a checkpoint and read back."""
+
+    model: nn.Module
+    prior: Prior
+    likelihood: Likelihood
+    weights: Weights
+    shuffle: torch.Generator
+    data: Data
+    config: dict[str, Any]
+
+    def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
+        """The state after ``len(lines)`` epochs."""
+        generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
+        scales = {f"scales/{name}": tensor for name, tensor in self.prior.scales.items()}
+        state = {"config": self.config, "lines": lines, "steps": self.weights.steps, "mixture_bound": self.prior.mixture_bound}
+        tensors = {**self._tensors(), **scales, **generators, "generator/global": torch.get_rng_state()}
+        write(path, tensors, state)
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """Go back to a state that was written; returns its history."""
+        tensors, state = read(path)
+        if state["config"] != self.config:
+            other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
+            raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
+        own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
+        load_into(self._tensors(), own, path)
+        self.prior.scales = {n.removeprefix("scales/"): t for n, t in tensors.items() if n.startswith("scales/")}
+        self.prior.mixture_bound, self.weights.steps = state["mixture_bound"], state["steps"]
+        for name, generator in self._generators().items():
+            generator.set_state(tensors[f"generator/{name}"])
+        torch.set_rng_state(tensors["generator/global"])
+        return state["lines"]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
+        parts |= {"first": self.weights.first, "second": self.weights.second}
+        return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        loader = getattr(self.data, "generator", None)
+        return {"shuffle": self.shuffle, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}
