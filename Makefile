@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 ARGS ?= -m "not slow"
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/autosym demo
 
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q $(ARGS)
+
+bench: $(VENV)/.tests
+	$(BIN)/python benchmarks/curvature.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

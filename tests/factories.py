@@ -27,13 +27,13 @@ def group_paths():
 
 
 def sparse_paths():
-    """Sparse paths with a fixed and with a learned omega."""
-    for learn in (False, True):
-        kind = "omega learned" if learn else "omega fixed"
-        yield f"sparse conv {kind}", lambda learn=learn: SparseConv(2, 3, 3, 4, learn), (2, 5, 4)
-        yield f"sparse conv 5 {kind}", lambda learn=learn: SparseConv(2, 2, 5, 9, learn), (2, 5, 6)
-        yield f"sparse in {kind}", lambda learn=learn: SparseIn((2, 4, 3), 5, 6, learn), (2, 4, 3)
-        yield f"sparse out {kind}", lambda learn=learn: SparseOut(3, (5, 2, 4), 3, learn), (5, 3)
+    """Sparse paths with nothing learned, with a learned omega, and with anchors that move too."""
+    for kind, learn in (("fixed", ()), ("omega", (True,)), ("omega and anchors", (True, True))):
+        yield f"sparse conv {kind}", lambda learn=learn: SparseConv(2, 3, 3, 4, *learn), (2, 5, 4)
+        yield f"sparse conv 5 {kind}", lambda learn=learn: SparseConv(2, 2, 5, 9, *learn), (2, 5, 6)
+        yield f"sparse in {kind}", lambda learn=learn: SparseIn((2, 4, 3), 5, 6, *learn), (2, 4, 3)
+        yield f"sparse out {kind}", lambda learn=learn: SparseOut(3, (5, 2, 4), 3, *learn), (5, 3)
+
 
 # name, constructor, shape of one input
 PATHS = [

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev, vmap
 
 from autosym.curvature import Curvature
-from autosym.paths import Conv
+from autosym.paths import Conv, GroupConv
 
 
 def negative_log_likelihood(likelihood: str, sigma_noise: float = 1.0):
@@ -81,3 +81,41 @@ def regression_log_evidence(features: Tensor, targets: Tensor, precision: float,
         quadratic = y @ torch.linalg.solve(covariance, y)
         total -= 0.5 * float(quadratic + torch.linalg.slogdet(covariance)[1] + samples * math.log(2 * math.pi))
     return total
+
+
+def group_patch(path: GroupConv, image: Tensor, g: int, moved: Tensor, row: int, column: int) -> Tensor:
+    """What the weights (C, |G|, k, k) see through element g at one position of (C, |G|, H, W), pixel by pixel.
+
+    ``moved[i, j]`` is the filter (k, k) that holds one at (i, j) only, moved by g.
+    """
+    k = path.kernel_size
+    channels, order, height, width = image.shape
+    window = torch.stack([image[..., (row + i) % height, :] for i in range(-(k // 2), k // 2 + 1)], -2)
+    window = torch.stack([window[..., (column + j) % width] for j in range(-(k // 2), k // 2 + 1)], -1)
+    seen = torch.zeros(channels, order, k, k, dtype=image.dtype)
+    for h in range(order):
+        source = window[:, 0 if path.lift else int(path.group.table[g, h])]
+        for i in range(k):
+            for j in range(k):
+                seen[:, h, i, j] = (moved[i, j] * source).sum((-2, -1))
+    return seen
+
+
+def group_expand_factors(path: GroupConv, inputs: Tensor, cotangents: Tensor) -> tuple[Tensor, Tensor]:
+    """KFAC-expand of a group convolution by loops, over positions and the group. ``cotangents``: (N, columns, C' |G|, H, W)."""
+    _, out, size = path.weight.shape
+    order, k = len(path.group), path.kernel_size
+    samples, _, _, height, width = cotangents.shape
+    fields = inputs.unflatten(1, (path.in_channels, -1))
+    units = torch.eye(k * k, dtype=inputs.dtype).reshape(k, k, k, k)
+    A, G = (torch.zeros(1, d, d, dtype=inputs.dtype) for d in (size, out))
+    for g in range(order):
+        moved = path.group.act(g, units)
+        for n in range(samples):
+            for r in range(height):
+                for c in range(width):
+                    a = group_patch(path, fields[n], g, moved, r, c).flatten()
+                    A[0] += torch.outer(a, a) / samples
+                    for cotangent in cotangents[n].unflatten(1, (out, order))[:, :, g, r, c]:
+                        G[0] += torch.outer(cotangent, cotangent) / (order * height * width)
+    return A, G

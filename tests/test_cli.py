@@ -120,7 +120,9 @@ def test_run_prints_one_json_object_and_writes_it(capsys, tmp_path, monkeypatch)
     result = json.loads(out)
     assert out.count("\n") == 1
     assert json.loads((tmp_path / "new" / "result.json").read_text()) == result
-    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["history.jsonl", "result.json"]
+    names = {file.name for file in (tmp_path / "new").iterdir()}
+    assert names >= {"history.jsonl", "result.json"}
+    assert not [name for name in names if name.endswith(".tmp")]
     lines = [json.loads(line) for line in (tmp_path / "new" / "history.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1]
     check_row(result["row"])

@@ -63,7 +63,12 @@ def test_elements_that_are_no_group_are_refused():
 
 @pytest.mark.parametrize(
     "generator",
-    [rotation(1.0), rotation(math.degrees(1)), 2 * torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 1], [0, 1]]).double()],
+    [
+        rotation(1.0),
+        rotation(math.degrees(1)),
+        2 * torch.eye(2, dtype=torch.float64),
+        torch.tensor([[1.0, 1], [0, 1]]).double(),
+    ],
     ids=["one degree", "an irrational turn", "scaling", "shear"],
 )
 def test_generators_of_no_finite_group_are_refused(generator):

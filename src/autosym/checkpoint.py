@@ -51,8 +51,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file."""
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start[:1] == b"\x80" or start == b"PK\x03\x04":
+        start = file.read(9)  # of safetensors: the length of the header, whose first byte may be any, and the header's brace
+    if start[8:] != b"{" and (start[:1] == b"\x80" or start[:4] == b"PK\x03\x04"):
         raise ValueError(f"{path} holds a pickle (torch.save?), which can run any code when it is read: it is refused")
     try:
         with safe_open(path, framework="pt") as file:

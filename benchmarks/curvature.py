@@ -1,0 +1,221 @@
+"""Cost of one curvature pass, side by side with what users have today, as ratios measured in one process.
+
+    python benchmarks/curvature.py [--quick]
+
+Every contender computes Kronecker factors of the same networks on the same data and is run in turn, several times; the median counts.
+The floor of an exact pass is one forward, C backward passes to layer outputs only, and the factor products; of a sampled one,
+one of each. Results go to benchmarks/results/cpu.json: ``ratios["conv/exact/laplace-torch-best"] = 2.0`` means ours is 2.0x faster.
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autosym import layers
+from autosym.curvature import kfac
+from autosym.experiments.provenance import provenance
+from autosym.likelihoods import Categorical
+from autosym.paths import gram
+from autosym.sites import Tape, sites
+
+BATCH = 250
+
+
+def convolutional() -> nn.Module:
+    """Five 3x3 convolutions and a linear head, 279,050 parameters."""
+    widths = (3, 32, 64, 64, 128, 128)
+    parts: list[nn.Module] = []
+    for i in range(5):
+        parts += [nn.Conv2d(widths[i], widths[i + 1], 3, padding=1), nn.ReLU(), *([nn.MaxPool2d(2)] if i in (0, 2) else [])]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+def perceptron() -> nn.Module:
+    """784-512-512-10, 669,706 parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def floor(net: nn.Module, x: Tensor, backwards: int) -> None:
+    """Forward, output-only backwards and factor products: no bookkeeping, no output Hessian, no checks."""
+    for part in x.split(BATCH):
+        seen: list[tuple] = []
+        with Tape(sites(net), lambda name, path, x, seen=seen: seen.append((path, x))) as tape:
+            f = tape.record(net, part)
+            for path, inputs in seen:
+                path.gram(inputs)
+            for _ in range(backwards):
+                for _, rows in tape.backward(f, torch.ones_like(f)):
+                    gram(rows)
+
+
+def contenders(net: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
+    """Every way to get the factors, by name."""
+    from curvlinops import KFACLinearOperator
+    from laplace import Laplace
+    from laplace.curvature import AsdlGGN, BackPackGGN, CurvlinopsGGN
+
+    loader = DataLoader(TensorDataset(x, y), BATCH)
+    batches = list(loader)
+    parameters = list(net.parameters())
+
+    untouched = copy.deepcopy(net)  # another library's hooks on a network keep BackPACK from it
+
+    def laplace(backend: type, **options: bool) -> object:
+        model = untouched if backend is BackPackGGN else net
+        fitted = Laplace(
+            model, "classification", subset_of_weights="all", hessian_structure="kron", backend=backend, backend_kwargs=options
+        )
+        fitted.fit(loader)
+        return fitted
+
+    def operator(kind: str) -> object:
+        arguments = (net, nn.CrossEntropyLoss(reduction="sum"), parameters, batches)
+        built = KFACLinearOperator(*arguments, fisher_type=kind, check_deterministic=False, separate_weight_and_bias=True)
+        built.compute_kronecker_factors()
+        return built
+
+    def step() -> None:
+        for a, b in batches:
+            torch.autograd.grad(F.cross_entropy(net(a), b), parameters)
+
+    return {
+        "forward+backward": step,
+        "floor/exact": lambda: floor(net, x, 10),
+        "floor/sampled": lambda: floor(net, x, 1),
+        "ours/exact": lambda: kfac(net, (x, y), Categorical(), batch_size=BATCH),
+        "ours/sampled": lambda: kfac(net, (x, y), Categorical(), batch_size=BATCH, sampled=True),
+        "laplace-torch-curvlinops/exact": lambda: laplace(CurvlinopsGGN),
+        "laplace-torch-asdl/exact": lambda: laplace(AsdlGGN),
+        "laplace-torch-backpack/exact": lambda: laplace(BackPackGGN),
+        "laplace-torch-curvlinops/sampled": lambda: laplace(CurvlinopsGGN, stochastic=True),
+        "curvlinops/exact": lambda: operator("type-2"),
+        "curvlinops/sampled": lambda: operator("mc"),
+    }
+
+
+def measure(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float | str]:
+    """Median seconds of each, in turn; the first round only warms up. A contender that fails is named with its error."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    failed: dict[str, str] = {}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            if name in failed:
+                continue
+            start = time.perf_counter()
+            try:
+                run()
+            except Exception as error:
+                failed[name] = f"{type(error).__name__}: {error}"[:200]
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: failed.get(name) or statistics.median(seconds[name]) for name in runs}
+
+
+def compare(seconds: dict[str, float | str]) -> dict[str, float]:
+    """How many times faster ours is than each contender, than the best backend of laplace-torch, and than the floor."""
+    ratios = {}
+    for kind in ("exact", "sampled"):
+        ours = seconds[f"ours/{kind}"]
+        assert isinstance(ours, float)
+        peers = {name.split("/")[0]: t for name, t in seconds.items() if name.endswith(kind) and isinstance(t, float)}
+        ratios |= {f"{kind}/{name}": t / ours for name, t in peers.items() if name != "ours"}
+        best = [t for name, t in peers.items() if name.startswith("laplace-torch")]
+        if best:
+            ratios[f"{kind}/laplace-torch-best"] = min(best) / ours
+    return ratios
+
+
+def factored(batch: int, repeats: int) -> dict[str, dict[str, float]]:
+    """A training step of one factored layer (10 to 20 channels, 32x32 to 16x16), by einsum and as block-diagonal matrices."""
+    layer = layers.Factored((10, 32, 32), (20, 16, 16))
+    x = torch.randn(batch, 10, 32, 32)
+
+    def ours() -> None:
+        layer(x).square().sum().backward()
+
+    def block_diagonal() -> None:
+        first = torch.block_diag(*layer.theta_2.weight)  # (C C', C HW)
+        h = (x.flatten(1) @ first.mT).unflatten(1, (10, 20)).transpose(1, 2)
+        h = h + layer.b_2(x)
+        second = torch.block_diag(*layer.theta_1.weight)  # (C' H'W', C' C)
+        y = (h.reshape(batch, -1) @ second.mT).reshape(batch, 20, 16, 16) + layer.b_1(x)
+        y.square().sum().backward()
+
+    seconds = measure({"ours": ours, "block_diagonal": block_diagonal}, repeats)
+    floats = {"ours": sum(p.numel() for p in layer.parameters()), "block_diagonal": 10 * 20 * 10 * 1024 + 20 * 256 * 20 * 10}
+    return {"seconds": seconds, "weight_floats": floats}  # type: ignore[dict-item]
+
+
+def growth(repeats: int) -> dict[str, float]:
+    """Seconds of our exact and sampled pass as samples, width and classes grow (a perceptron, one hidden layer)."""
+    found = {}
+    for samples, width, classes in ((1000, 128, 10), (2000, 128, 10), (1000, 256, 10), (1000, 128, 40)):
+        net = nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, classes))
+        data = (torch.randn(samples, 256), torch.randint(classes, (samples,)))
+        runs = {
+            kind: lambda net=net, data=data, s=s: kfac(net, data, Categorical(), sampled=s, batch_size=BATCH)
+            for kind, s in (("exact", False), ("sampled", True))
+        }
+        for kind, t in measure(runs, repeats).items():
+            found[f"N={samples} width={width} classes={classes} {kind}"] = t
+    return found  # type: ignore[return-value]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny data, one repeat: does it run at all?")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cpu.json")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    repeats, shrink = (1, 25) if options.quick else (3, 1)
+    result: dict = {"seconds": {}, "ratios": {}}
+    for name, net, x in (
+        ("conv", convolutional(), torch.randn(500 // shrink, 3, 32, 32)),
+        ("mlp", perceptron(), torch.randn(5000 // shrink, 1, 28, 28)),
+    ):
+        y = torch.randint(10, (len(x),))
+        result["seconds"][name] = measure(contenders(net, x, y), repeats)
+        result["ratios"] |= {f"{name}/{key}": value for key, value in compare(result["seconds"][name]).items()}
+    result["factored"] = factored(128 // shrink or 2, repeats)
+    step, floats = result["factored"]["seconds"], result["factored"]["weight_floats"]
+    result["ratios"]["factored/step/block-diagonal"] = step["block_diagonal"] / step["ours"]
+    result["ratios"]["factored/weight-memory/block-diagonal"] = floats["block_diagonal"] / floats["ours"]
+    result["growth"] = growth(repeats)
+    result["peak_memory_MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    result["provenance"] = provenance() | {"processor": _processor(), "threads": 1}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, seconds in result["seconds"].items():
+        for contender, t in seconds.items():
+            print(f"{name:5s} {contender:36s} {t if isinstance(t, str) else f'{t:8.3f} s'}")
+    print("\nours is faster by (below 1: slower)")
+    for name, ratio in result["ratios"].items():
+        print(f"  {name:44s} {ratio:8.2f}x")
+    print(f"\nWritten: {options.out}")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Checkpoints are whole or absent, refuse what they are not, and a resumed run is the run."""
+
+import errno
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autosym import checkpoint, layers
+from autosym.training import fit
+
+
+class Stop(Exception):
+    pass
+
+
+def network():
+    torch.manual_seed(3)
+    layer = layers.Relaxed(
+        {"conv": layers.conv((1, 4, 4), (2, 2, 2))}, {"f-fc": layers.Factored((1, 4, 4), (2, 2, 2))}, stride=2
+    )
+    return nn.Sequential(layer, nn.ReLU(), layers.fc((2, 2, 2), (3,)))
+
+
+def classification():
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(30, 1, 4, 4, generator=draw), torch.randint(3, (30,), generator=draw)
+
+
+def regression():
+    x, _ = classification()
+    return x, x.flatten(1)[:, :3].clone()
+
+
+def untimed(lines):
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def stopped_after(epoch):
+    def log(line):
+        if line["epoch"] == epoch + 1:  # that epoch's work is lost: its checkpoint is not yet written
+            raise Stop
+
+    return log
+
+
+CASES = {
+    "adam": ("categorical", {}),
+    "sgd": ("categorical", {"optimiser": "sgd", "lr": 0.05}),
+    "gradient steps": ("categorical", {"step": "gradient"}),
+    "map": ("categorical", {"step": "none"}),
+    "noise": ("gaussian", {}),
+    "student-t": ("categorical", {"nu": 4.0}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("epoch", [1, 4])
+def test_a_resumed_run_is_the_uninterrupted_one(case, epoch, tmp_path):
+    likelihood, options = CASES[case]
+    data = regression() if likelihood == "gaussian" else classification()
+    options = {"epochs": 6, "batch_size": 8, "checkpoint_seconds": 0, **options}
+    whole = fit(network(), data, likelihood, checkpoint=tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        fit(network(), data, likelihood, checkpoint=tmp_path / "parts", log=stopped_after(epoch), **options)
+    history = tmp_path / "history.jsonl"
+    resumed = fit(network(), data, likelihood, checkpoint=tmp_path / "parts", resume=True, history=history, **options)
+    a, b = load_file(tmp_path / "whole"), load_file(tmp_path / "parts")
+    assert set(a) == set(b)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert untimed(whole.history) == untimed(resumed.history)
+    assert untimed(map(json.loads, history.read_text().splitlines())) == untimed(whole.history)
+    assert torch.equal(whole.evidence.log_evidence, resumed.evidence.log_evidence)
+    assert [line["epoch"] for line in resumed.history] == list(range(1, 7))
+
+
+def test_a_resumed_run_takes_up_the_loaders_shuffling(tmp_path):
+    def loader():
+        return DataLoader(TensorDataset(*classification()), 8, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+    options = {"epochs": 4, "checkpoint_seconds": 0, "evidence_data": classification()}
+    whole = fit(network(), loader(), **options)
+    with pytest.raises(Stop):
+        fit(network(), loader(), checkpoint=tmp_path / "c", log=stopped_after(2), **options)
+    resumed = fit(network(), loader(), checkpoint=tmp_path / "c", resume=True, **options)
+    assert untimed(whole.history) == untimed(resumed.history)
+
+
+def test_without_resume_a_run_starts_anew(tmp_path):
+    first = fit(network(), classification(), epochs=3, checkpoint=tmp_path / "c")
+    again = fit(network(), classification(), epochs=3, checkpoint=tmp_path / "c")
+    assert untimed(first.history) == untimed(again.history)
+
+
+def test_other_settings_are_refused(tmp_path):
+    fit(network(), classification(), epochs=2, checkpoint=tmp_path / "c")
+    with pytest.raises(ValueError, match="other settings"):
+        fit(network(), classification(), epochs=3, checkpoint=tmp_path / "c", resume=True)
+
+
+def written(path, version=checkpoint.VERSION, kind=checkpoint.FORMAT):
+    save_file({"a": torch.ones(2)}, path, {"format": kind, "version": str(version), "state": "{}"})
+
+
+def pickled(path):
+    path.write_bytes(pickle.dumps({"a": 1}))
+
+
+BAD = {
+    "truncated": (lambda p: (written(p), p.write_bytes(p.read_bytes()[:-3])), "truncated or not a checkpoint"),
+    "empty": (lambda p: p.write_bytes(b""), "truncated or not a checkpoint"),
+    "noise": (lambda p: p.write_bytes(bytes(range(1, 200))), "truncated or not a checkpoint"),
+    "foreign": (lambda p: written(p, kind="other"), "not a checkpoint of autosym"),
+    "newer": (lambda p: written(p, checkpoint.VERSION + 1), "newer than this autosym reads"),
+    "pickle": (pickled, "holds a pickle"),
+    "torch.save": (lambda p: torch.save({"a": torch.ones(2)}, p), "holds a pickle"),
+}
+
+
+@pytest.mark.fault(23)
+@pytest.mark.parametrize("kind", BAD)
+def test_other_files_are_refused_by_what_they_are(kind, tmp_path):
+    make, message = BAD[kind]
+    make(tmp_path / "c")
+    with pytest.raises(ValueError, match=message):
+        checkpoint.read(tmp_path / "c")
+
+
+@pytest.mark.fault(23)
+def test_a_checkpoint_of_another_model_changes_nothing(tmp_path):
+    fit(network(), classification(), epochs=2, checkpoint=tmp_path / "c")
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    before = [p.clone() for p in other.parameters()]
+    with pytest.raises(ValueError, match="of another model"):
+        fit(other, classification(), epochs=2, checkpoint=tmp_path / "c", resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(before, other.parameters(), strict=True))
+    target = {"a": torch.zeros(3)}
+    with pytest.raises(ValueError, match="a is"):
+        checkpoint.load_into(target, {"a": torch.ones(4)}, tmp_path / "c")
+    assert torch.equal(target["a"], torch.zeros(3))
+
+
+@pytest.mark.fault(22)
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    checkpoint.write(tmp_path / "c", {"a": torch.ones(2)}, {"n": 1})
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"could not be written .*No space left"):
+        checkpoint.write(tmp_path / "c", {"a": torch.zeros(2)}, {"n": 2})
+    monkeypatch.undo()
+    tensors, state = checkpoint.read(tmp_path / "c")
+    assert state == {"n": 1}
+    assert torch.equal(tensors["a"], torch.ones(2))
+    assert [f.name for f in tmp_path.iterdir()] == ["c"]
+
+
+def test_numbers_that_json_lacks_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        checkpoint.write(tmp_path / "c", {}, {"a": math.nan})
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from autosym import checkpoint
+n = 0
+while True:
+    n += 1
+    checkpoint.write(Path(sys.argv[1]), {"a": torch.full((1 << 20,), float(n))}, {"n": n})
+"""
+
+
+@pytest.mark.fault(22)
+def test_a_process_killed_while_it_writes_leaves_a_whole_checkpoint(tmp_path):
+    path = tmp_path / "c"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
+    for _ in range(600):
+        if path.exists():
+            break
+        time.sleep(0.1)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    tensors, state = checkpoint.read(path)
+    assert torch.equal(tensors["a"], torch.full((1 << 20,), float(state["n"])))
+
+
+@pytest.mark.slow
+@pytest.mark.fault(22)
+@pytest.mark.parametrize("lines", [1, 3])
+def test_a_run_killed_by_the_command_line_is_resumed(lines, tmp_path):
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "-m", "autosym", "run", "quadrant-digits", "--epochs", "4", "--json", "--out"]
+    subprocess.run([*command, str(tmp_path / "a")], check=True, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, str(tmp_path / "b")], stdout=subprocess.DEVNULL)
+    history = tmp_path / "b" / "history.jsonl"
+    while not history.exists() or len(history.read_text().splitlines()) < lines:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run([*command, str(tmp_path / "b"), "--resume"], check=True, stdout=subprocess.DEVNULL)
+    a, b = (load_file(tmp_path / name / "checkpoint.safetensors") for name in "ab")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    a, b = (untimed(map(json.loads, (tmp_path / name / "history.jsonl").read_text().splitlines())) for name in "ab")
+    assert a == b
