@@ -267,7 +267,7 @@ def test_what_cannot_be_measured_is_refused(call):
             return assert_equivariant(model, group, x)
         return equivariance_error(model, group, labelled(x))
 
-    with pytest.raises(ValueError, match="unknown group 'c5': use translations, c2, c4, d4, .* or a Group"):
+    with pytest.raises(ValueError, match=r"unknown group 'c5': use translations, c2, c4, d4, .* or a Group"):
         measure(cnn(), "c5", images())
     with pytest.raises(ValueError, match="c4 turns images, so they must be square, but this one is 8x6"):
         measure(cnn(), "c4", images()[..., :6])

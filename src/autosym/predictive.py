@@ -46,6 +46,8 @@ def predictive(
     if link not in ("probit", "monte-carlo"):
         raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
     refuse_batch_dependence(model)
+    if not torch.isfinite(x).all():
+        raise ValueError("the inputs of the predictive are not finite (NaN or Inf)")
     x = x.to(next(model.parameters()))
     precision = prior.precision()
     scale = float(likelihood.scale().detach())
