@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosym import groups
+from autosym import groups, nets
 from autosym.groups import FLIP_HORIZONTAL, FLIP_VERTICAL, GROUPS, Group, generated, grid_action, rotation
 from factories import smooth_images
 
@@ -261,3 +261,13 @@ def test_property_products_with_translations_act_on_any_torus(name, size, data):
     x = torch.arange(size**2, dtype=torch.float64).reshape(1, size, size)
     g, h = (data.draw(st.integers(0, len(group) - 1)) for _ in range(2))
     assert torch.equal(group.act(g, group.act(h, x)), group.act(int(group.table[g, h]), x))
+
+
+def test_only_groups_that_nest_share_lifted_maps():
+    nested = {(a, b) for a in GROUPS for b in GROUPS if GROUPS[a].nests(GROUPS[b])}
+    assert ("d4", "c4") in nested
+    assert all((name, name) in nested for name in GROUPS)
+    assert not nested & {("c4", "c2"), ("d4", "c2"), ("d4", "flip-vertical"), ("c4", "d4")}
+    for name in ("gconv:c2+gconv:c4", "gconv:c2+gconv:d4", "gconv:flip-vertical+gconv:d4"):
+        with pytest.raises(ValueError, match="does not act on the lifted maps"):
+            nets.build(name, (1, 8, 8), 3, 1, (1, 1), (2, 2))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autosym.batching import Data, batches
 from autosym.groups import GROUPS, Group, translations
-from autosym.layers import Relaxed
+from autosym.layers import Affine, Relaxed
 from autosym.paths import GroupConv
 
 
@@ -68,7 +68,8 @@ def equivariance_error(
     Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
     on the pixel grid, except for groups that interpolate (C8).
     """
-    x = next(batches(data, samples))[0][:samples].to(next(model.parameters()))
+    x = next(batches(data, samples))[0][:samples]
+    x = x.to(next(model.parameters(), x))
     was = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -84,16 +85,16 @@ def assert_equivariant(
 ) -> None:
     """Raise an AssertionError unless ``layer`` commutes with every element of ``group`` on the batch ``example``.
 
-    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer is a group convolution that takes
-    lifted features; the output is lifted if it is a group convolution of that group, or a relaxed layer with one.
+    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a group convolution that
+    takes lifted features; the output is lifted if it is a group convolution, or a relaxed layer with one.
     """
     tolerance = tolerance or {torch.float64: 1e-10}.get(example.dtype, 1e-5)
     (found,) = _as_groups(group, example)
-    lifted_in = isinstance(layer, GroupConv) and not layer.lift
+    lifted_in = _lifted_input(layer)
     with torch.no_grad():
         y = layer(example)
         for g in range(len(found)):
-            moved = found.act_on_features(g, example) if lifted_in else found.act(g, example)
+            moved = _permuted(found.act(g, example), lifted_in, found.matrices[g])
             error = _error(layer(moved), y, layer, found, g, example.shape[-2:])[1]
             if not error <= tolerance:
                 name = layer if isinstance(layer, str) else type(layer).__name__
@@ -118,6 +119,8 @@ def _as_groups(group: str | Group | Sequence[str | Group], x: Tensor) -> list[Gr
 def _errors(model: nn.Module, group: Group, x: Tensor, elements: int, seed: int) -> Iterator[LayerError]:
     names = {module: name for name, module in model.named_modules() if _is_shown(module)}
     before = _outputs(model, names, x)
+    if len(group) < 2:
+        raise ValueError(f"{group.name} has no element but the identity, which nothing can fail to commute with")
     chosen = 1 + torch.randperm(len(group) - 1, generator=torch.Generator().manual_seed(seed))[:elements]
     total = dict.fromkeys(before, 0.0)
     compared = {}
@@ -155,20 +158,43 @@ def _outputs(model: nn.Module, names: dict[nn.Module, str], x: Tensor) -> dict[n
 
 def _error(after: Tensor, y: Tensor, layer: object, group: Group, g: int, size: Sequence[int]) -> tuple[str, float]:
     """How the outputs were compared, and |f(g x) - g f(x)| / |f(x)|."""
-    if y.dim() == 2 or y.shape[-2:] == (1, 1):
+    lifted = _lifted_output(layer) if y.dim() == 4 else None
+    kind = "lifted map" if lifted is not None and _element(lifted, group.matrices[g]) is not None else "map"
+    if y.dim() == 2 or (y.shape[-2:] == (1, 1) and kind == "map"):
         return "invariant", _relative(after, [y])
-    path = layer if isinstance(layer, GroupConv) else getattr(layer, "linear", None)
-    lifted = getattr(layer, "lifted", None) or (path.group if isinstance(path, GroupConv) else None)
     if group.size is None:
         if y.shape[-1] != y.shape[-2] and size[0] == size[1]:
             return "map", float("nan")
-        same = lifted is not None and lifted.name == group.name
-        return (
-            ("lifted map", _relative(after, [group.act_on_features(g, y)]))
-            if same
-            else ("map", _relative(after, [group.act(g, y)]))
-        )
-    return "map", _relative(after, list(_shifted(y, group, g, size)))
+        moved = [group.act(g, y)]
+    else:
+        moved = list(_shifted(y, group, g, size))
+    return kind, _relative(after, [_permuted(m, lifted, group.matrices[g]) for m in moved])
+
+
+def _lifted_input(layer: object) -> Group | None:
+    """The group whose fields the input's channels are, if of any."""
+    modules = layer.modules() if isinstance(layer, (GroupConv, Affine, Relaxed)) else ()
+    return next((m.group for m in modules if isinstance(m, GroupConv) and not m.lift), None)
+
+
+def _lifted_output(layer: object) -> Group | None:
+    """The group whose fields the output's channels are, if of any."""
+    path = layer.linear if isinstance(layer, Affine) else layer
+    return path.group if isinstance(path, GroupConv) else getattr(layer, "lifted", None)
+
+
+def _element(group: Group, matrix: Tensor) -> int | None:
+    """The index of the element of a point group with that matrix, if it has one."""
+    near = (group.matrices - matrix).abs().amax((1, 2))
+    return int(near.argmin()) if near.min() < 1e-6 else None
+
+
+def _permuted(y: Tensor, lifted: Group | None, matrix: Tensor) -> Tensor:
+    """Fields of lifted features permuted as the element with that matrix does; y itself where there is none."""
+    g = None if lifted is None else _element(lifted, matrix)
+    if lifted is None or g is None:
+        return y
+    return y.unflatten(1, (-1, len(lifted)))[:, :, lifted.table[lifted.inverse[g]]].flatten(1, 2)
 
 
 def _shifted(y: Tensor, group: Group, g: int, size: Sequence[int]) -> Iterator[Tensor]:

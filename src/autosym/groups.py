@@ -65,6 +65,17 @@ class Group:
         lifted = self.act(g, x).unflatten(1, (-1, len(self)))
         return lifted[:, :, self.table[self.inverse[g]]].flatten(1, 2)
 
+    def nests(self, other: "Group") -> bool:
+        """Whether the elements of ``other`` act on every stretch of len(other) elements of this group as on themselves."""
+        if len(self) % len(other):
+            return False
+        stretches = torch.arange(0, len(self), len(other))[:, None]
+        for h, matrix in enumerate(other.matrices):
+            near = (self.matrices - matrix).abs().amax((1, 2))
+            if near.min() > 1e-6 or not torch.equal(self.table[near.argmin()], (stretches + other.table[h]).flatten()):
+                return False
+        return True
+
     def check_size(self, size: Sequence[int]) -> None:
         """Refuse grids that the group does not act on."""
         height, width = size

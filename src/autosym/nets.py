@@ -110,10 +110,13 @@ def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
             f"unknown network {name!r}: join different paths of {', '.join((*FREE, *SYMMETRIC))} and gconv:GROUP by '+', with "
             f"GROUP one of {', '.join(GROUPS)}"
         )
-    order = max((len(group) for group in groups.values()), default=1)
-    odd = [path for path, group in groups.items() if order % len(group)]
-    if odd:
-        raise ValueError(f"{', '.join(odd)} does not divide the largest group of {name!r}: their lifted maps do not match")
+    largest = max(groups.values(), key=len, default=None)
+    apart = [path for path, group in groups.items() if largest is not None and not largest.nests(group)]
+    if apart:
+        raise ValueError(
+            f"{', '.join(apart)} does not act on the lifted maps of {name!r} as on its own, so the network would have neither symmetry: "
+            "c4 within d4 does; else use one group"
+        )
     return groups
 
 

@@ -58,7 +58,7 @@ class Prior(nn.Module):
         leading = 0
         while math.prod(weight.shape[:leading]) < scales.numel():
             leading += 1
-        return scales.reshape(*weight.shape[:leading], *(1,) * (weight.dim() - leading))
+        return scales.reshape((*weight.shape[:leading], *(1,) * (weight.dim() - leading)))
 
     def set_scales(self, name: str, expected_square: Tensor, width: int) -> float:
         """The E-step for one path, from E|w_o|^2 (K, out) of rows of ``width`` weights; returns its part of the mixture bound."""

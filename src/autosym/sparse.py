@@ -47,7 +47,8 @@ class Basis(nn.Module):
             return self._gaussians()
         key = (self.omega._version, id(self.omega), self.z._version, id(self.z), self.omega.dtype, self.omega.device)
         if self._kept is None or self._kept[0] != key:
-            self._kept = (key, self._gaussians())
+            with torch.inference_mode(False):  # kept for training too
+                self._kept = (key, self._gaussians())
         return self._kept[1]
 
     @torch.no_grad()
@@ -93,9 +94,9 @@ class SparseConv(Path):
     ):
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size {kernel_size} is even: a centred filter has an odd one")
+        basis = Basis(grid(kernel_size, kernel_size), anchors, learn_omega, learn_z)  # first: it checks the anchors
         super().__init__(1, out_channels, in_channels * anchors, bound=0.0)
-        self.in_channels, self.kernel_size = in_channels, kernel_size
-        self.basis = Basis(grid(kernel_size, kernel_size), anchors, learn_omega, learn_z)
+        self.in_channels, self.kernel_size, self.basis = in_channels, kernel_size, basis
         bound = math.sqrt(6 / (in_channels * kernel_size**2))
         dense = torch.empty(out_channels, in_channels, kernel_size**2).uniform_(-bound, bound)
         self.weight.data.copy_(self.basis.fit(dense).flatten(1))
@@ -128,8 +129,9 @@ class SparseIn(Path):
         self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
         channels, height, width = in_shape
+        basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, out_channels, anchors, bound=0.0)
-        self.basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
+        self.basis = basis
         bound = math.sqrt(3 / (height * width))
         self.weight.data.copy_(self.basis.fit(torch.empty(channels, out_channels, height * width).uniform_(-bound, bound)))
 
@@ -156,9 +158,9 @@ class SparseOut(Path):
         self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
         channels, height, width = out_shape
+        basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, anchors, in_channels, bound=0.0)
-        self.out_shape = tuple(out_shape)
-        self.basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
+        self.out_shape, self.basis = tuple(out_shape), basis
         bound = math.sqrt(3 / in_channels)
         dense = torch.empty(channels, in_channels, height * width).uniform_(-bound, bound)
         self.weight.data.copy_(self.basis.fit(dense).mT)
