@@ -35,7 +35,7 @@ class Run:
     model: str = "f-fc+conv"
     method: str = "evidence"
     seed: int = 1
-    epochs: int = 80
+    epochs: int = 60
     lr: float = 0.005
     width: int = 12
     jitter: int = 2
