@@ -29,7 +29,7 @@ LEARNED = ("f-fc+conv", "evidence")
 
 @dataclass(frozen=True)
 class Run:
-    """One cell of the table. Settings were chosen on seed 0; the demo's seed was fixed before it was ever run."""
+    """One cell of the table. Rates were chosen on seed 0, epochs for time; the seed was fixed before the first run."""
 
     task: str = "digit"
     model: str = "f-fc+conv"
