@@ -13,7 +13,7 @@ from autosym import Categorical, Gaussian, Prior, layers, log_evidence, nets
 from autosym.curvature import kfac
 from autosym.evidence import laplace
 from autosym.likelihoods import LIKELIHOODS
-from test_curvature import convnet, draw, mlp, randomised
+from models import convnet, draw, mlp, randomised
 
 
 def small(name="f-fc+conv"):

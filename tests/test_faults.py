@@ -12,7 +12,7 @@ import oracles
 from autosym import log_evidence, nets
 from autosym.layers import polyphase
 from autosym.sites import sites
-from test_curvature import curvature, draw, exact_blocks, mlp
+from models import curvature, draw, exact_blocks, mlp
 
 fault = pytest.mark.fault
 

@@ -8,7 +8,7 @@ from autosym import nets
 from autosym.groups import GROUPS
 from autosym.likelihoods import LIKELIHOODS
 from autosym.paths import GroupConv
-from test_curvature import EXACT, curvature, draw, randomised
+from models import EXACT, curvature, draw, randomised
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)

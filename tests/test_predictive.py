@@ -13,7 +13,7 @@ from autosym import Categorical, Gaussian, calibration_error, nets
 from autosym.curvature import kfac
 from autosym.likelihoods import LIKELIHOODS
 from autosym.sites import sites
-from test_curvature import convnet, draw, mlp, owned, randomised
+from models import convnet, draw, mlp, owned, randomised
 
 
 def eye(size):

@@ -10,7 +10,7 @@ from autosym import Gaussian, Prior, fit, layers, nets
 from autosym.curvature import kfac
 from autosym.evidence import laplace
 from autosym.predictive import predictive
-from test_curvature import draw, mlp, randomised
+from models import draw, mlp, randomised
 
 SIGMA = 0.5
 

@@ -12,7 +12,7 @@ from autosym.likelihoods import LIKELIHOODS
 from autosym.paths import Conv, FactoredIn, FactoredOut
 from autosym.sites import sites
 from autosym.sparse import Basis, SparseConv, SparseIn, SparseOut, Tangents, grid, spread
-from test_curvature import draw, randomised
+from models import draw, randomised
 
 # name, constructor by anchors, learn_omega and learn_z, all positions, shape of one input
 SPARSE = [

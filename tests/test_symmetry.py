@@ -11,7 +11,7 @@ from autosym.evidence import laplace
 from autosym.layers import Relaxed
 from autosym.paths import Conv, Dense
 from autosym.symmetry import Symmetry, symmetry
-from test_curvature import draw, mlp, randomised
+from models import draw, mlp, randomised
 
 
 def taken(model, shape=(2, 4, 4), samples=6):

@@ -42,7 +42,8 @@ class Group:
         n = len(self)
         matrices = self.matrices[:, None] @ self.matrices[None]
         shifts = (self.matrices[:, None] @ self.shifts[None, :, :, None])[..., 0] + self.shifts[:, None]
-        return torch.tensor([[self._index(matrices[g, h], shifts[g, h]) for h in range(n)] for g in range(n)])
+        with torch.device("cpu"):  # a group is data, also where a network is made on another device
+            return torch.tensor([[self._index(matrices[g, h], shifts[g, h]) for h in range(n)] for g in range(n)])
 
     @cached_property
     def inverse(self) -> Tensor:
@@ -69,7 +70,7 @@ class Group:
         """Whether the elements of ``other`` act on every stretch of len(other) elements of this group as on themselves."""
         if len(self) % len(other):
             return False
-        stretches = torch.arange(0, len(self), len(other))[:, None]
+        stretches = torch.arange(0, len(self), len(other), device="cpu")[:, None]
         for h, matrix in enumerate(other.matrices):
             near = (self.matrices - matrix).abs().amax((1, 2))
             if near.min() > 1e-6 or not torch.equal(self.table[near.argmin()], (stretches + other.table[h]).flatten()):
