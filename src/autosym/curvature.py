@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from autosym.batching import Data, batches, check_loader, check_seen, size_of
 from autosym.likelihoods import Likelihood
-from autosym.paths import gram
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
 
 
@@ -121,10 +120,14 @@ class _Sums:
         self.used = 0
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
-        _add(self.A, name, path.gram(x.to(self.dtype or x.dtype)))
+        term = path.gram(x.to(self.dtype or x.dtype))
+        self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
     def add_rows(self, name: str, rows: Tensor) -> None:
-        _add(self.G, name, gram(rows.to(self.dtype or rows.dtype)) / rows.shape[1])
+        flat = rows.to(self.dtype or rows.dtype).permute(2, 0, 1, 3).flatten(1, 2)  # (K, B S, out)
+        if name not in self.G:
+            self.G[name] = flat.new_zeros(flat.shape[0], flat.shape[2], flat.shape[2])
+        self.G[name].baddbmm_(flat.mT, flat, alpha=1 / rows.shape[1])
 
     def factors(self, samples: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
@@ -144,10 +147,6 @@ class _Sums:
                     )
             factors[name] = Factors(A, G)
         return factors
-
-
-def _add(sums: dict[str, Tensor], name: str, term: Tensor) -> None:
-    sums[name] = sums[name] + term if name in sums else term
 
 
 def _eigvalsh(factors: Tensor, name: str) -> Tensor:
