@@ -182,7 +182,8 @@ def fit(
         model, prior, likelihood, weights, shuffle, data, {"schedule": repr(schedule), "seed": seed, "samples": count}
     )
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
-    start = saved = time.perf_counter() - (lines[-1]["seconds"] if lines else 0.0)
+    saved = time.perf_counter()
+    start = saved - (lines[-1]["seconds"] if lines else 0.0)
     with _no_denormals(), _progress_bar(progress, schedule.epochs) as show, _json_lines(history, lines) as write:
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
             loss = seen = 0.0
