@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "autosym"
 
 # What each room may import of autosym (its own room aside).
-LAYER_ROOMS = {"groups", "paths", "sparse", "layers"}
-EVIDENCE_ROOMS = {"groups", "paths", "sparse", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
+LAYER_ROOMS = {"convolutions", "groups", "paths", "sparse", "layers"}
+EVIDENCE_ROOMS = {"convolutions", "groups", "paths", "sparse", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
 FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "symmetry"}
 ALLOWED = {
     "groups": set(),
@@ -18,8 +18,9 @@ ALLOWED = {
     "priors": set(),
     "batching": set(),
     "data": set(),
-    "paths": {"groups"},
-    "sparse": {"groups", "paths"},
+    "convolutions": set(),
+    "paths": {"convolutions", "groups"},
+    "sparse": {"convolutions", "groups", "paths"},
     "layers": {"groups", "paths", "sparse"},
     "nets": LAYER_ROOMS,
     "equivariance": {"batching", "groups", "layers", "paths"},
@@ -31,9 +32,10 @@ ALLOWED = {
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,
     "predictive": EVIDENCE_ROOMS,
+    "capture": set(),
     "proximal": {"likelihoods", "priors"},
     "checkpoint": {"batching", "likelihoods", "priors", "proximal"},
-    "training": FITTED_ROOMS | {"proximal", "checkpoint"},
+    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint"},
     "report": FITTED_ROOMS | {"training"},
     "cli": FITTED_ROOMS | {"training", "report", "nets", "data", "experiments", "__init__"},
     "experiments": FITTED_ROOMS | {"training", "report", "nets", "conversion", "averaging", "noether", "data", "__init__"},

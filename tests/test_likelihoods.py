@@ -96,16 +96,16 @@ def test_sigma_noise_must_be_positive(sigma):
 )
 def test_labels_that_are_no_labels(targets, message):
     with pytest.raises(ValueError, match=message):
-        Categorical().check(torch.zeros(3, 3), targets)
+        Categorical().check(3, targets)
 
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize(
     ("targets", "outputs", "message"),
     [
-        (torch.zeros(3), torch.zeros(3, 1), r"targets \(3,\).*outputs \(3, 1\): use targets\[:, None\]"),
-        (torch.zeros(3, 1), torch.zeros(3, 2), r"targets \(3, 1\).*outputs \(3, 2\)"),
-        (torch.zeros(3, 2, dtype=torch.long), torch.zeros(3, 2), "targets.float.*likelihood='categorical'"),
+        (torch.zeros(3), 1, r"targets \(3,\).*outputs \(3, 1\): use targets\[:, None\]"),
+        (torch.zeros(3, 1), 2, r"targets \(3, 1\).*outputs \(3, 2\)"),
+        (torch.zeros(3, 2, dtype=torch.long), 2, "targets.float.*likelihood='categorical'"),
     ],
     ids=["(N,)", "columns", "integers"],
 )

@@ -1,10 +1,10 @@
 """Tensors, datasets and loaders as one stream of batches that counts what it shows."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeGuard
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 Data = tuple[Tensor, Tensor] | Dataset | Iterable[Any]
@@ -51,6 +51,22 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
             yield inputs, targets
 
 
+def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
+    """A batch on the device and in the precision of the model, if its values can be used."""
+    if not x.is_floating_point():
+        raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
+    if not torch.isfinite(x).all():
+        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
+        raise ValueError(
+            f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them"
+        )
+    if y.is_floating_point() and not torch.isfinite(y).all():
+        raise ValueError(f"the targets of {which} are not finite (NaN or Inf): drop or mend them")
+    parameter = next(model.parameters())
+    y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)
+    return x.to(parameter), y
+
+
 def check_loader(data: Data, allow_partial: bool = False) -> None:
     """Refuse, before any work, a loader that will not show each sample of its dataset once."""
     if allow_partial:
@@ -79,3 +95,57 @@ def check_seen(seen: int, data: Data, allow_partial: bool = False) -> None:
             f"the loader showed {seen} of the {size} samples of its dataset (drop_last, or a sampler?): the evidence would be "
             "that of other data; set drop_last=False, or allow_partial=True for the evidence of the samples seen"
         )
+
+
+Augment = Callable[[Tensor, Generator], Tensor]
+
+
+class Stream:
+    """Training batches on the device and in the precision of a model, epoch after epoch: shuffled, checked, augmented.
+
+    Tensors are moved there once, if they fit, and checked once; other data batch by batch. ``check`` is of targets; ``augment`` gets
+    inputs on the device and the generator ``noise`` there.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        model: nn.Module,
+        check: Callable[[Tensor], None],
+        seed: int,
+        augment: Augment | None = None,
+    ):
+        self.data, self.batch_size, self.model, self.check, self.augment = data, batch_size, model, check, augment
+        self.shuffle = Generator().manual_seed(seed)
+        self.noise = Generator(next(model.parameters()).device).manual_seed(seed)
+        self.resident: tuple[Tensor, Tensor] | None = None
+        tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset and len(data.tensors) == 2 else None
+        if tensors is not None and _fits(tensors, self.noise.device):
+            check(tensors[1])
+            x, y = to_model(*tensors, model, "the data")
+            self.resident = (x, y)
+            self.data = self.resident
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch."""
+        if self.resident is None:
+            for x, y in batches(self.data, self.batch_size, self.shuffle):
+                self.check(y)
+                x, y = to_model(x, y, self.model, f"a batch of epoch {number}")
+                yield x if self.augment is None else self.augment(x, self.noise), y
+            return
+        x, y = self.resident
+        order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
+        for rows in order.split(32 * self.batch_size):  # gathered and augmented many batches at a time
+            inputs, targets = x[rows], y[rows]
+            if self.augment is not None:
+                inputs = self.augment(inputs, self.noise)
+            yield from zip(inputs.split(self.batch_size), targets.split(self.batch_size), strict=True)
+
+
+def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
+    """Whether tensors may stay on a device for good: they are there, or take less than a quarter of its free memory."""
+    if device.type != "cuda" or all(t.device == device for t in tensors):
+        return True
+    return 4 * sum(t.numel() * max(t.element_size(), 4) for t in tensors) < torch.cuda.mem_get_info(device)[0]

@@ -16,12 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from autosym.batching import Data
+from autosym.batching import Stream
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
 from autosym.proximal import Weights
 
-FORMAT, VERSION = "autosym checkpoint", 1
+FORMAT, VERSION = "autosym checkpoint", 2
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -90,15 +90,14 @@ class State:
     prior: Prior
     likelihood: Likelihood
     weights: Weights
-    shuffle: torch.Generator
-    data: Data
+    stream: Stream
     config: dict[str, Any]
 
     def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """The state after ``len(lines)`` epochs."""
         generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
         scales = {f"scales/{name}": tensor for name, tensor in self.prior.scales.items()}
-        state = {"config": self.config, "lines": lines, "steps": self.weights.steps, "mixture_bound": self.prior.mixture_bound}
+        state = {"config": self.config, "lines": lines, "mixture_bound": self.prior.mixture_bound}
         tensors = {**self._tensors(), **scales, **generators, "generator/global": torch.get_rng_state()}
         write(path, tensors, state)
 
@@ -111,7 +110,7 @@ class State:
         own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
         load_into(self._tensors(), own, path)
         self.prior.scales = {n.removeprefix("scales/"): t for n, t in tensors.items() if n.startswith("scales/")}
-        self.prior.mixture_bound, self.weights.steps = state["mixture_bound"], state["steps"]
+        self.prior.mixture_bound = state["mixture_bound"]
         for name, generator in self._generators().items():
             generator.set_state(tensors[f"generator/{name}"])
         torch.set_rng_state(tensors["generator/global"])
@@ -119,9 +118,10 @@ class State:
 
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
-        parts |= {"first": self.weights.first, "second": self.weights.second}
+        parts |= {"first": self.weights.first, "second": self.weights.second, "weights": {"steps": self.weights.steps}}
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def _generators(self) -> dict[str, torch.Generator]:
-        loader = getattr(self.data, "generator", None)
-        return {"shuffle": self.shuffle, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}
+        own = {"shuffle": self.stream.shuffle, "noise": self.stream.noise}
+        loader = getattr(self.stream.data, "generator", None)
+        return {**own, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autosym.batching import Data, batches, check_loader, check_seen, size_of
+from autosym.batching import Data, batches, check_loader, check_seen, size_of, to_model
 from autosym.likelihoods import Likelihood
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
 
@@ -95,7 +95,7 @@ def kfac(
             samples += len(x)
             for x_part, y_part, record in _split(x, y, mask):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
-                likelihood.check(f, y_part)
+                likelihood.check(f.shape[1], y_part)
                 statistic = statistic + likelihood.statistic(f.detach(), y_part).double()
                 outputs = f.shape[1]
                 if record:
@@ -166,22 +166,6 @@ def _eigvalsh(factors: Tensor, name: str) -> Tensor:
         except torch.linalg.LinAlgError as error:
             raise ValueError(f"the eigenvalues of the factor {name} did not converge, even in float64") from error
     return values.double().clamp_min(0) * trace[:, None]
-
-
-def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
-    """A batch on the device and in the precision of the model, if its values can be used."""
-    if not x.is_floating_point():
-        raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
-    if not torch.isfinite(x).all():
-        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(
-            f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them"
-        )
-    if y.is_floating_point() and not torch.isfinite(y).all():
-        raise ValueError(f"the targets of {which} are not finite (NaN or Inf): drop or mend them")
-    parameter = next(model.parameters())
-    y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)
-    return x.to(parameter), y
 
 
 def _split(x: Tensor, y: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor, bool]]:

@@ -126,7 +126,12 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
     height, width = y.shape[-2:]
     if height % stride or width % stride:
         raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
-    grids = y.unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))  # (B, ..., H/s, s, W/s, s)
-    grids = grids.movedim((-3, -1), (1, 2)).flatten(1, 2)  # (B, s*s, ..., H/s, W/s)
-    chosen = grids.detach().square().flatten(2).sum(-1).argmax(-1)
-    return grids[torch.arange(len(y), device=y.device), chosen]
+    power = y.detach().square().flatten(1, -3).sum(1)  # (B, H, W)
+    grids = power.unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))  # (B, H/s, s, W/s, s)
+    chosen = grids.sum((1, 3)).flatten(1).argmax(1)  # (B,): row offset * s + column offset
+    first = chosen // stride * width + chosen % stride
+    steps = [stride * torch.arange(n // stride, device=y.device) for n in (height, width)]
+    positions = first[:, None] + (steps[0][:, None] * width + steps[1]).flatten()  # of the grid, in the flat map
+    maps = y.flatten(1, -3).flatten(2)
+    kept = maps.gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
+    return kept.reshape(*y.shape[:-2], height // stride, width // stride)

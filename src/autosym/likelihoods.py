@@ -22,22 +22,22 @@ class Categorical(nn.Module):
 
     name = "categorical"
 
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        classes = outputs.shape[1]
-        if classes < 2:
+    def check(self, outputs: int, targets: Tensor) -> None:
+        """Refuse targets that do not suit a model with so many outputs."""
+        if outputs < 2:
             raise ValueError(
                 "the model has one output, but a categorical likelihood needs one for each class: two for two classes"
             )
         if targets.is_floating_point() or targets.dim() != 1:
-            kind = "one-hot or probabilities" if targets.shape == outputs.shape else "not class indices"
+            kind = "one-hot or probabilities" if targets.shape[1:] == (outputs,) else "not class indices"
             raise ValueError(
                 f"targets of shape {tuple(targets.shape)} and type {targets.dtype} are {kind}: the categorical "
                 "likelihood takes integer class indices of shape (N,); use targets.argmax(1), or likelihood='gaussian'"
             )
-        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
             raise ValueError(
-                f"labels run from {int(targets.min())} to {int(targets.max())}, but the model has {classes} outputs, "
-                f"so they must lie in 0..{classes - 1}"
+                f"labels run from {int(targets.min())} to {int(targets.max())}, but the model has {outputs} outputs, "
+                f"so they must lie in 0..{outputs - 1}"
             )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -74,15 +74,16 @@ class Gaussian(nn.Module):
             raise ValueError(f"sigma_noise must be positive and finite, got {sigma_noise}")
         self.log_variance = nn.Parameter(torch.tensor(2 * math.log(sigma_noise), dtype=torch.float64))
 
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        if targets.shape != outputs.shape or not targets.is_floating_point():
+    def check(self, outputs: int, targets: Tensor) -> None:
+        """Refuse targets that do not suit a model with so many outputs."""
+        if targets.shape[1:] != (outputs,) or not targets.is_floating_point():
             hint = ""
-            if targets.dim() == 1 and outputs.shape[1] == 1:
+            if targets.dim() == 1 and outputs == 1:
                 hint = ": use targets[:, None] (broadcasting would compare every target with every output)"
             elif not targets.is_floating_point():
                 hint = ": use targets.float(), or likelihood='categorical' for class labels"
             raise ValueError(
-                f"targets {tuple(targets.shape)} of type {targets.dtype} do not match outputs {tuple(outputs.shape)}{hint}"
+                f"targets {tuple(targets.shape)} of type {targets.dtype} do not match outputs {(len(targets), outputs)}{hint}"
             )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:

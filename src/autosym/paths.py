@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym.convolutions import circular_conv, shifted_correlations, wrap
 from autosym.groups import Group, grid_action
 
 
@@ -104,6 +105,13 @@ class Conv(Path):
             padding = (horizontal, horizontal, vertical, vertical)
         self.padding = padding
 
+    @property
+    def keeps_size(self) -> bool:
+        """Whether it is a plain centred filter: no stride, dilation or groups, and padding that keeps the size of the map."""
+        height, width = (k // 2 for k in self.kernel_size)
+        centred = self.padding == (width, width, height, height) and all(k % 2 for k in self.kernel_size)
+        return centred and self.stride == self.dilation == (1, 1) and self.groups == 1
+
     def pad(self, x: Tensor) -> Tensor:
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(x, self.padding, mode) if any(self.padding) else x
@@ -124,10 +132,8 @@ class Conv(Path):
 
     def gram(self, x: Tensor) -> Tensor:
         """Where the filter keeps the size of the map, from correlations of the map with its shifts instead of patches."""
-        reach = [k // 2 for k in self.kernel_size]
-        same = self.padding == (reach[1], reach[1], reach[0], reach[0]) and all(k % 2 for k in self.kernel_size)
-        simple = self.stride == self.dilation == (1, 1) and self.groups == 1 and self.padding_mode in ("circular", "zeros")
-        if not (same and simple and x.shape[1] >= 8 and all(n > 4 * r for n, r in zip(x.shape[2:], reach, strict=True))):
+        large = x.shape[1] >= 8 and all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True))
+        if not (large and self.keeps_size and self.padding_mode in ("circular", "zeros")):
             return gram(self.columns(x))
         return shifted_correlations(x, self.kernel_size, self.padding_mode)
 
@@ -142,6 +148,8 @@ class Conv(Path):
         return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.keeps_size and self.padding_mode == "circular":
+            return circular_conv(x, self.filters())
         return F.conv2d(self.pad(x), self.filters(), None, self.stride, 0, self.dilation, self.groups)
 
 
@@ -250,7 +258,8 @@ class GroupConv(Path):
 
     def columns(self, x: Tensor) -> Tensor:
         order, k = self.products.shape[1], self.kernel_size
-        patches = F.unfold(self._pad(x), k).reshape(len(x), self.in_channels, order, k * k, -1)
+        self.group.check_size(x.shape[-2:])
+        patches = F.unfold(wrap(x, (k, k)), k).reshape(len(x), self.in_channels, order, k * k, -1)
         seen = torch.einsum("bcghvs,gvu->bgschu", patches[:, :, self.products], self.turns.to(x))
         return seen.reshape(len(x), -1, 1, self.weight.shape[2])
 
@@ -271,66 +280,14 @@ class GroupConv(Path):
         return turned.gather(3, back).reshape(-1, self.in_channels * order, k, k)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(self._pad(x), self.filters())
-
-    def _pad(self, x: Tensor) -> Tensor:
         self.group.check_size(x.shape[-2:])
-        return F.pad(x, (self.kernel_size // 2,) * 4, "circular")
+        return circular_conv(x, self.filters())
 
 
 def gram(t: Tensor) -> Tensor:
     """sum over samples and positions of outer products: (B, S, K, d) -> (K, d, d)."""
     t = t.permute(2, 0, 1, 3).flatten(1, 2)
     return t.mT @ t
-
-
-def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: str) -> Tensor:
-    """sum over samples and positions p of x[c, p + u] x[c', p + v], for all u, v of a centred filter: (1, C k^2, C k^2).
-
-    It depends on u and v through v - u alone, but for the border: with zero padding, p = q - u must lie in the map, which leaves
-    out the first or last rows and columns q. So one product per lag v - u (half of them, by symmetry), split into zones of q that are
-    kept or left out together: the interior, and the lines within reach of each side.
-    """
-    channels, (height, width) = x.shape[1], x.shape[2:]
-    reach = [k // 2 for k in kernel_size]
-    x = x.transpose(0, 1)  # (C, B, H, W)
-    pad = (2 * reach[1], 2 * reach[1], 2 * reach[0], 2 * reach[0])
-    padded = F.pad(x, pad, "circular") if padding_mode == "circular" else F.pad(x, pad)
-    offsets = [(i, j) for i in range(-reach[0], reach[0] + 1) for j in range(-reach[1], reach[1] + 1)]
-    zones = (
-        [[slice(None)], [slice(None)]]
-        if padding_mode == "circular"
-        else [_zones(n, r) for n, r in zip((height, width), reach, strict=True)]
-    )
-    correlations: dict[tuple[int, int, int, int], Tensor] = {}
-    out = x.new_empty(channels, len(offsets), channels, len(offsets))
-    for a, u in enumerate(offsets):
-        for b, v in enumerate(offsets[a:], a):
-            total = x.new_zeros(channels, channels)
-            lag = (v[0] - u[0], v[1] - u[1])
-            moved = padded[:, :, pad[2] + lag[0] : pad[2] + lag[0] + height, pad[0] + lag[1] : pad[0] + lag[1] + width]
-            for i, rows in enumerate(zones[0]):
-                for j, columns in enumerate(zones[1]):
-                    if padding_mode == "zeros" and not (_inside(rows, u[0], height) and _inside(columns, u[1], width)):
-                        continue
-                    key = (*lag, i, j)
-                    if key not in correlations:
-                        parts = (t[:, :, rows, columns].reshape(channels, -1) for t in (x, moved))
-                        correlations[key] = torch.mm(next(parts), next(parts).mT)
-                    total = total + correlations[key]
-            out[:, a, :, b], out[:, b, :, a] = total, total.mT
-    return out.reshape(1, channels * len(offsets), -1)
-
-
-def _zones(size: int, reach: int) -> list[slice]:
-    """The lines of a side: each of the first and last ``reach`` alone, and all between them together."""
-    edge = [slice(i, i + 1) for i in range(reach)]
-    return [*edge, slice(reach, size - reach), *(slice(size - reach + i, size - reach + i + 1) for i in range(reach))]
-
-
-def _inside(zone: slice, offset: int, size: int) -> bool:
-    """Whether all q of a zone are p + offset with p in the map."""
-    return zone.start - offset >= 0 and zone.stop - offset <= size
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

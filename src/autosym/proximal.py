@@ -15,6 +15,9 @@ class Weights:
     The likelihood's gradient g, averaged as m, moves the weights by lr m / M, where M is 1 for SGD and Adam's root of the second
     moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
     w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
+
+    All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
+    can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
     """
 
     def __init__(
@@ -22,34 +25,56 @@ class Weights:
     ):
         self.parameters, self.count = parameters, count
         self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
-        self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        self.second = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        self.steps = 0
+        sizes = torch.tensor([p.numel() for p in parameters.values()])
+        flat = _flat(parameters.values()).detach()
+        self._first, self._second, self._delta = (torch.zeros_like(flat) for _ in range(3))
+        self.first, self.second = self._by_name(self._first), self._by_name(self._second)
+        self._sizes = sizes.to(flat)
+        self._path = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes).to(flat.device)
+        self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
-    def step(self, model: nn.Module, likelihood: Likelihood, prior: Prior, x: Tensor, y: Tensor, lr: float) -> float:
-        """One step on a batch; returns the loss summed over it."""
-        outputs = model(x)
-        likelihood.check(outputs, y)
-        loss = likelihood.loss(outputs, y)
-        gradients = torch.autograd.grad(loss / len(x), list(self.parameters.values()))
-        if self.clip < math.inf:
-            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-            gradients = tuple(g * (self.clip / norm).clamp_max(1) for g in gradients)
+    def set_prior(self, prior: Prior, likelihood: Likelihood) -> None:
+        """Take the prior's precisions, relative to the likelihood's scale, for the steps that follow."""
         precision, weight = prior.precision(), float(likelihood.scale().detach()) * self.count
-        self.steps += 1
         with torch.no_grad():
-            for (name, w), g in zip(self.parameters.items(), gradients, strict=True):
-                self._move(name, w, g, prior.scale_of(name, w) * (precision[name] / weight), lr)
-        return float(loss.detach())
+            for (name, parameter), delta in zip(self.parameters.items(), self._by_name(self._delta).values(), strict=True):
+                delta.fill_(precision[name] / weight).mul_(prior.scale_of(name, parameter))
 
-    def _move(self, name: str, w: Tensor, g: Tensor, delta: Tensor | float, lr: float) -> None:
-        beta, m, v = self.momentum, self.first[name], self.second[name]
+    def step(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
+        """One step on a batch, at the rate ``lr``."""
+        loss = likelihood.loss(model(x), y)
+        g = _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
+        with torch.no_grad():
+            if self.clip < math.inf:
+                g = g * (self.clip / g.norm()).clamp_max(1)
+            self.loss += loss
+            self.steps += 1
+            moved = self._move(_flat(self.parameters.values()), g)
+            torch._foreach_copy_(list(self.parameters.values()), list(self._by_name(moved).values()))
+
+    def take_loss(self) -> float:
+        """The loss summed over all samples since it was last taken."""
+        loss = float(self.loss)
+        self.loss.zero_()
+        return loss
+
+    def _move(self, w: Tensor, g: Tensor) -> Tensor:
+        beta, m, v = self.momentum, self._first, self._second
         m.lerp_(g, 1 - beta)
         if self.optimiser == "sgd":
-            lr = lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
-            w.sub_(m, alpha=lr).div_(1 + lr * delta)
-            return
+            rate = self.lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
+            return (w - rate * m) / (1 + rate * self._delta)
         v.lerp_(g.square(), 0.001)
         metric = (v / (1 - 0.999**self.steps)).sqrt_()
-        metric = metric.clamp_min_(0.01 * float(metric.mean()) + 1e-8).reciprocal_().mul_(lr)
-        w.sub_(m * metric / (1 - beta**self.steps)).div_(1 + delta * metric)
+        means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._sizes
+        rate = self.lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
+        return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
+
+    def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of the parts of a flat vector, in the shapes of the parameters."""
+        parts = flat.split([p.numel() for p in self.parameters.values()])
+        return {name: part.view(p.shape) for (name, p), part in zip(self.parameters.items(), parts, strict=True)}
+
+
+def _flat(tensors) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

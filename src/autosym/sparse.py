@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym.convolutions import circular_conv, wrap
 from autosym.paths import Path
 
 
@@ -102,7 +103,7 @@ class SparseConv(Path):
         self.weight.data.copy_(self.basis.fit(dense).flatten(1))
 
     def columns(self, x: Tensor) -> Tensor:
-        patches = F.unfold(self._pad(x), self.kernel_size).unflatten(1, (self.in_channels, -1))  # (B, C, k^2, S)
+        patches = F.unfold(wrap(x, (self.kernel_size,) * 2), self.kernel_size).unflatten(1, (self.in_channels, -1))  # (B, C, k^2, S)
         return torch.einsum("bcts,pt->bscp", patches, self.basis().detach()).flatten(2)[:, :, None]
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
@@ -116,10 +117,7 @@ class SparseConv(Path):
 
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         filters = self.weight.view(-1, self.in_channels, len(basis)) @ basis
-        return F.conv2d(self._pad(x), filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
-
-    def _pad(self, x: Tensor) -> Tensor:
-        return F.pad(x, (self.kernel_size // 2,) * 4, "circular")
+        return circular_conv(x, filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
 
 
 class SparseIn(Path):

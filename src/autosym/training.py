@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path as File
 from typing import Any, Literal
 
@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from autosym import likelihoods
-from autosym.batching import Data, batches, check_loader, check_seen, size_of
+from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, size_of
+from autosym.capture import Captured
 from autosym.checkpoint import State
-from autosym.curvature import kfac, to_model
+from autosym.curvature import kfac
 from autosym.evidence import laplace
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.record import Evidence
@@ -140,6 +141,7 @@ def fit(
     prior_precision: float | Mapping[str, float] = 1.0,
     nu: float = math.inf,
     evidence_data: Data | None = None,
+    augment: Augment | None = None,
     seed: int = 0,
     progress: bool = False,
     history: str | File | None = None,
@@ -173,25 +175,26 @@ def fit(
     prior = Prior([site.name for site in owned], prior_precision, nu)
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
-    count = _check(model, data, evidence_data, likelihood, schedule)
+    count, outputs = _check(model, data, evidence_data, likelihood, schedule)
     weights = Weights(
         {site.name: site.parameter for site in owned}, count, schedule.optimiser, schedule.momentum, schedule.clip
     )
-    shuffle = torch.Generator().manual_seed(seed)
-    state = State(
-        model, prior, likelihood, weights, shuffle, data, {"schedule": repr(schedule), "seed": seed, "samples": count}
-    )
+    stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment)
+    evidence_data = stream.data if evidence_data is data else evidence_data
+    step = Captured(partial(weights.step, model, likelihood))
+    state = State(model, prior, likelihood, weights, stream, {"schedule": repr(schedule), "seed": seed, "samples": count})
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
     saved = time.perf_counter()
     start = saved - (lines[-1]["seconds"] if lines else 0.0)
     with _no_denormals(), _progress_bar(progress, schedule.epochs) as show, _json_lines(history, lines) as write:
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
-            loss = seen = 0.0
-            for x, y in batches(data, schedule.batch_size, shuffle):
-                x, y = to_model(x, y, model, f"a batch of epoch {epoch}")
-                lr = schedule.rate((epoch - 1 + min(seen / count, 1.0)) / schedule.epochs)
-                loss += weights.step(model, likelihood, prior, x, y, lr)
+            seen = 0
+            weights.set_prior(prior, likelihood)
+            for x, y in stream.epoch(epoch):
+                weights.lr.fill_(schedule.rate((epoch - 1 + min(seen / count, 1.0)) / schedule.epochs))
+                step(x, y)
                 seen += len(x)
+            loss = weights.take_loss()
             if not math.isfinite(loss):
                 raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
             line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(seen, 1)}
@@ -212,8 +215,8 @@ def fit(
         return Fit(model, prior, likelihood, schedule, lines, at(prior), at)
 
 
-def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> int:
-    """Find out before the first step what would end the run after the last; returns the number of samples."""
+def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:
+    """Find out before the first step what would end the run after the last; returns the numbers of samples and outputs."""
     if hasattr(data, "__next__") or hasattr(evidence_data, "__next__"):
         raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")
     check_loader(evidence_data)
@@ -224,8 +227,7 @@ def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likeli
     batch = next(batches(evidence_data, schedule.batch_size, torch.Generator()), None)
     check_seen(0 if batch is None else count, data, allow_partial=True)
     assert batch is not None
-    kfac(model, (batch[0][:2], batch[1][:2]), likelihood, sampled=True)
-    return count
+    return count, kfac(model, (batch[0][:2], batch[1][:2]), likelihood, sampled=True).outputs
 
 
 def evidence_step(model: nn.Module, data: Data, likelihood: Likelihood, prior: Prior, schedule: Schedule, seed: int) -> Laplace:

@@ -1,0 +1,62 @@
+"""CUDA graphs: a step that works in place on the same tensors is recorded once and replayed, without Python or launches between kernels."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+WARM_UP = 3  # real steps, taken before recording: libraries choose their algorithms and allocate workspaces
+
+
+class Captured:
+    """``step(*inputs)``, replayed as a CUDA graph where inputs are on a GPU and of the shapes that come first; else called as it is.
+
+    What cannot be recorded (a step that waits for the device, or moves data) is called as it is too, after one warning.
+    """
+
+    def __init__(self, step: Callable[..., None], wanted: bool = True):
+        self.step, self.wanted = step, wanted
+        self.inputs: tuple[Tensor, ...] | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.calls = 0
+
+    def __call__(self, *inputs: Tensor) -> None:
+        if not self.wanted or not all(t.is_cuda for t in inputs):
+            return self.step(*inputs)
+        if self.inputs is None:
+            self.inputs = tuple(torch.empty_like(t) for t in inputs)
+        if any(t.shape != kept.shape or t.dtype != kept.dtype for t, kept in zip(inputs, self.inputs, strict=True)):
+            return self.step(*inputs)  # the last batch of an epoch
+        if self.graph is None:
+            self.calls += 1
+            if self.calls <= WARM_UP:
+                return self._aside(*inputs)
+            self._record()
+        if self.graph is None:
+            return self.step(*inputs)
+        for kept, t in zip(self.inputs, inputs, strict=True):
+            kept.copy_(t, non_blocking=True)
+        self.graph.replay()
+
+    def _aside(self, *inputs: Tensor) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.step(*inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _record(self) -> None:
+        graph, noise = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
+        try:
+            with torch.cuda.graph(graph):
+                self.step(*self.inputs)
+            self.graph = graph
+        except RuntimeError as error:
+            self.wanted = False
+            torch.cuda.set_rng_state(noise)
+            warnings.warn(
+                f"a training step could not be recorded as a CUDA graph ({str(error).splitlines()[0]}), so each is launched anew, which is "
+                "slower: does the model wait for the device (.item(), .tolist()) or move data to it in forward()?",
+                stacklevel=4,
+            )

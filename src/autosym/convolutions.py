@@ -1,0 +1,97 @@
+"""Convolutions with filters centred on the map they act on: circular ones, and the correlations of a map with its shifts."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    """The map (..., H, W) continued around its sides by as much as a centred filter reaches."""
+    height, width = (k // 2 for k in kernel_size)
+    if height > x.shape[-2] or width > x.shape[-1]:
+        raise ValueError(f"a {kernel_size[0]}x{kernel_size[1]} filter reaches around a map of {tuple(x.shape[-2:])} more than once")
+    if width:
+        x = torch.cat([x[..., -width:], x, x[..., :width]], -1)
+    return torch.cat([x[..., -height:, :], x, x[..., :height, :]], -2) if height else x
+
+
+def circular_conv(x: Tensor, filters: Tensor) -> Tensor:
+    """y[c', p] = sum_{c, u} filters[c', c, u] x[c, p + u] for u centred at 0, with positions taken around the sides."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, filters = x.to(dtype), filters.to(dtype)
+    return _CircularConv.apply(x, filters)
+
+
+class _CircularConv(torch.autograd.Function):
+    """Its adjoint in x is a circular convolution again (with the filters turned about), cheaper than undoing the padding."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, filters: Tensor) -> Tensor:
+        return F.conv2d(wrap(x, filters.shape[-2:]), filters)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, filters = ctx.saved_tensors
+        wants_x, wants_filters = ctx.needs_input_grad
+        return (
+            circular_conv(g, filters.flip(2, 3).transpose(0, 1)) if wants_x else None,
+            torch.nn.grad.conv2d_weight(wrap(x, filters.shape[-2:]), filters.shape, g) if wants_filters else None,
+        )
+
+
+def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: str) -> Tensor:
+    """sum over samples and positions p of x[c, p + u] x[c', p + v], for all u, v of a centred filter: (1, C k^2, C k^2).
+
+    It depends on u and v through v - u alone, but for the border: with zero padding, p = q - u must lie in the map, which leaves
+    out the first or last rows and columns q. So one product per lag v - u (half of them, by symmetry), split into zones of q that are
+    kept or left out together: the interior, and the lines within reach of each side.
+    """
+    channels, (height, width) = x.shape[1], x.shape[2:]
+    reach = [k // 2 for k in kernel_size]
+    x = x.transpose(0, 1)  # (C, B, H, W)
+    pad = (2 * reach[1], 2 * reach[1], 2 * reach[0], 2 * reach[0])
+    padded = wrap(x, [4 * r + 1 for r in reach]) if padding_mode == "circular" else F.pad(x, pad)
+    offsets = [(i, j) for i in range(-reach[0], reach[0] + 1) for j in range(-reach[1], reach[1] + 1)]
+    zones = (
+        [[slice(None)], [slice(None)]]
+        if padding_mode == "circular"
+        else [_zones(n, r) for n, r in zip((height, width), reach, strict=True)]
+    )
+    correlations: dict[tuple[int, int, int, int], Tensor] = {}
+    out = x.new_empty(channels, len(offsets), channels, len(offsets))
+    for a, u in enumerate(offsets):
+        for b, v in enumerate(offsets[a:], a):
+            total = x.new_zeros(channels, channels)
+            lag = (v[0] - u[0], v[1] - u[1])
+            moved = padded[:, :, pad[2] + lag[0] : pad[2] + lag[0] + height, pad[0] + lag[1] : pad[0] + lag[1] + width]
+            for i, rows in enumerate(zones[0]):
+                for j, columns in enumerate(zones[1]):
+                    if padding_mode == "zeros" and not (_inside(rows, u[0], height) and _inside(columns, u[1], width)):
+                        continue
+                    key = (*lag, i, j)
+                    if key not in correlations:
+                        parts = (t[:, :, rows, columns].reshape(channels, -1) for t in (x, moved))
+                        correlations[key] = torch.mm(next(parts), next(parts).mT)
+                    total = total + correlations[key]
+            out[:, a, :, b], out[:, b, :, a] = total, total.mT
+    return out.reshape(1, channels * len(offsets), -1)
+
+
+def _zones(size: int, reach: int) -> list[slice]:
+    """The lines of a side: each of the first and last ``reach`` alone, and all between them together."""
+    edge = [slice(i, i + 1) for i in range(reach)]
+    return [*edge, slice(reach, size - reach), *(slice(size - reach + i, size - reach + i + 1) for i in range(reach))]
+
+
+def _inside(zone: slice, offset: int, size: int) -> bool:
+    """Whether all q of a zone are p + offset with p in the map."""
+    return zone.start - offset >= 0 and zone.stop - offset <= size
