@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "autosym"
 
 # What each room may import of autosym (its own room aside).
-LAYER_ROOMS = {"convolutions", "groups", "paths", "sparse", "layers"}
+LAYER_ROOMS = {"capture", "convolutions", "groups", "paths", "sparse", "layers"}
 EVIDENCE_ROOMS = {"convolutions", "groups", "paths", "sparse", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
 FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "symmetry"}
 ALLOWED = {
@@ -21,7 +21,7 @@ ALLOWED = {
     "convolutions": set(),
     "paths": {"convolutions", "groups"},
     "sparse": {"convolutions", "groups", "paths"},
-    "layers": {"groups", "paths", "sparse"},
+    "layers": {"capture", "groups", "paths", "sparse"},
     "nets": LAYER_ROOMS,
     "equivariance": {"batching", "groups", "layers", "paths"},
     "conversion": LAYER_ROOMS,

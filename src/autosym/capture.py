@@ -6,6 +6,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+def beside(work: Callable[[], list[Tensor]], x: Tensor) -> Callable[[], list[Tensor]]:
+    """Begin ``work`` on x; the function returned ends it. While a graph is recorded it has a stream of its own, so that
+    what comes between runs at the same time (small kernels do not fill a GPU), and so do the backward passes of both."""
+    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        outputs = work()
+        return lambda: outputs
+    here, there = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        outputs = work()
+
+    def join() -> list[Tensor]:
+        here.wait_stream(there)
+        return outputs
+
+    for t, user in ((x, there), *((t, here) for t in outputs)):
+        t.record_stream(user)  # memory is not used again before that stream is done with it
+    return join
+
+
 WARM_UP = 3  # real steps, taken before recording: libraries choose their algorithms and allocate workspaces
 
 

@@ -9,12 +9,24 @@ from torch import Tensor
 
 def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
     """The map (..., H, W) continued around its sides by as much as a centred filter reaches."""
-    height, width = (k // 2 for k in kernel_size)
-    if height > x.shape[-2] or width > x.shape[-1]:
+    reach = [k // 2 for k in kernel_size]
+    if any(r > n for r, n in zip(reach, x.shape[-2:], strict=True)):
         raise ValueError(f"a {kernel_size[0]}x{kernel_size[1]} filter reaches around a map of {tuple(x.shape[-2:])} more than once")
-    if width:
-        x = torch.cat([x[..., -width:], x, x[..., :width]], -1)
-    return torch.cat([x[..., -height:, :], x, x[..., :height, :]], -2) if height else x
+    if not any(reach):
+        return x
+    if not x.is_cuda:
+        return F.pad(x, (reach[1], reach[1], reach[0], reach[0]), "circular")
+    rows, columns = (torch.arange(-r, n + r, device=x.device) % n for r, n in zip(reach, x.shape[-2:], strict=True))
+    positions = (rows[:, None] * x.shape[-1] + columns).flatten()  # one gather is one kernel, copies of the sides five
+    return x.flatten(-2).index_select(-1, positions).unflatten(-1, (len(rows), len(columns)))
+
+
+def patches(x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)) -> Tensor:
+    """What a filter sees at every position of a (padded) map, without a copy: (B, C, H', W', height, width)."""
+    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[-2:], kernel_size, stride, dilation, strict=True)]
+    along = x.stride()
+    steps = (*(s * a for s, a in zip(stride, along[-2:], strict=True)), *(d * a for d, a in zip(dilation, along[-2:], strict=True)))
+    return x.as_strided((*x.shape[:-2], *sizes, *kernel_size), (*along[:-2], *steps))
 
 
 def circular_conv(x: Tensor, filters: Tensor) -> Tensor:
@@ -57,7 +69,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     """
     channels, (height, width) = x.shape[1], x.shape[2:]
     reach = [k // 2 for k in kernel_size]
-    x = x.transpose(0, 1)  # (C, B, H, W)
+    x = x.transpose(0, 1).contiguous()  # (C, B, H, W)
     pad = (2 * reach[1], 2 * reach[1], 2 * reach[0], 2 * reach[0])
     padded = wrap(x, [4 * r + 1 for r in reach]) if padding_mode == "circular" else F.pad(x, pad)
     offsets = [(i, j) for i in range(-reach[0], reach[0] + 1) for j in range(-reach[1], reach[1] + 1)]

@@ -9,7 +9,8 @@ positions it is KFAC-expand. Exact curvature takes one backward pass per output,
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from autosym.batching import Data, batches, check_loader, check_seen, size_of, to_model
 from autosym.likelihoods import Likelihood
+from autosym.paths import gram
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
 
 
@@ -39,7 +41,9 @@ class Curvature:
 
     def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
         """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
-        return {name: (_eigvalsh(f.G, f"G of {name}"), _eigvalsh(f.A, f"A of {name}")) for name, f in self.factors.items()}
+        letters = {f"{letter} of {name}": getattr(f, letter) for name, f in self.factors.items() for letter in "GA"}
+        values = _eigvalsh(letters)
+        return {name: (values[f"G of {name}"], values[f"A of {name}"]) for name in self.factors}
 
     def eigenvectors(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         """lambda mu: (K, out, in) with eigenvectors U (K, out, out) of G and V (K, in, in) of A, in float64.
@@ -107,7 +111,7 @@ def kfac(
                         for name, rows in tape.backward(f, column):
                             sums.add_rows(name, rows)
     check_seen(samples, data, allow_partial)
-    return Curvature(sums.factors(samples, share_blocks), statistic.cpu(), samples, outputs)
+    return Curvature(sums.factors((site.name for site in tape.sites), samples, share_blocks), statistic.cpu(), samples, outputs)
 
 
 class _Sums:
@@ -124,17 +128,22 @@ class _Sums:
         self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
     def add_rows(self, name: str, rows: Tensor) -> None:
-        flat = rows.to(self.dtype or rows.dtype).permute(2, 0, 1, 3).flatten(1, 2)  # (K, B S, out)
+        rows = rows.to(self.dtype or rows.dtype)
+        positions, blocks, width = rows.shape[1:]
         if name not in self.G:
-            self.G[name] = flat.new_zeros(flat.shape[0], flat.shape[2], flat.shape[2])
-        self.G[name].baddbmm_(flat.mT, flat, alpha=1 / rows.shape[1])
+            self.G[name] = rows.new_zeros(blocks, width, width)
+        if positions > 1:
+            self.G[name].add_(gram(rows), alpha=1 / positions)
+        else:  # in place: without a product as large as the factor
+            flat = rows[:, 0].transpose(0, 1)
+            self.G[name].baddbmm_(flat.mT, flat)
 
-    def factors(self, samples: int, share_blocks: bool) -> dict[str, Factors]:
+    def factors(self, names: Iterable[str], samples: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
         if not self.used:
             raise ValueError("none of the samples chosen by subset was shown: take a larger subset, or a loader that shows all")
         factors = {}
-        for name in self.A:
+        for name in names:
             A = self.A[name] / self.used
             G = self.G[name] * (samples / self.used)
             if share_blocks:
@@ -149,23 +158,53 @@ class _Sums:
         return factors
 
 
-def _eigvalsh(factors: Tensor, name: str) -> Tensor:
-    """Eigenvalues of (K, d, d) positive semi-definite matrices, in float64, of matrices scaled to unit trace first.
+def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64, all of one size together.
 
-    Solvers fail on nearly zero and on badly scaled matrices in float32: those are solved in float64.
+    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Those that still fail are
+    solved in float64, which for small matrices is also the faster one on a GPU.
     """
-    trace = factors.diagonal(dim1=-2, dim2=-1).double().sum(-1)
-    scaled = (factors / trace.clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]).to(factors)
-    try:
-        values = torch.linalg.eigvalsh(scaled)
-    except torch.linalg.LinAlgError:
-        values = torch.full_like(trace, torch.nan)
-    if not torch.isfinite(values).all():
+    traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
+    by_size: dict[tuple, list[str]] = {}
+    for name, f in factors.items():
+        by_size.setdefault((f.shape[-1], f.dtype, f.device), []).append(name)
+    found = {}
+    for (size, dtype, device), names in by_size.items():
+        scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
+        scaled = torch.cat([(factors[n] / scales[n]).to(dtype) for n in names])
+        small = device.type == "cuda" and size <= 512
+        values = _solve(scaled.double() if small else scaled)
+        if not torch.isfinite(values).all():
+            try:
+                values = torch.linalg.eigvalsh(scaled.double())
+            except torch.linalg.LinAlgError as error:
+                raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64") from error
+        parts = values.double().clamp_min(0).split([len(factors[n]) for n in names])
+        found |= {n: part * traces[n][:, None] for n, part in zip(names, parts, strict=True)}
+    return {name: found[name] for name in factors}
+
+
+def _solve(matrices: Tensor) -> Tensor:
+    """Eigenvalues, NaN where the solver fails. On a GPU in several streams: one small matrix does not fill it."""
+
+    def solve(part: Tensor) -> Tensor:
         try:
-            values = torch.linalg.eigvalsh(scaled.double())
-        except torch.linalg.LinAlgError as error:
-            raise ValueError(f"the eigenvalues of the factor {name} did not converge, even in float64") from error
-    return values.double().clamp_min(0) * trace[:, None]
+            return torch.linalg.eigvalsh(part)
+        except torch.linalg.LinAlgError:
+            return part.new_full(part.shape[:-1], torch.nan)
+
+    if not matrices.is_cuda or len(matrices) < 2 or matrices.shape[-1] <= 32:
+        return solve(matrices)
+
+    def aside(part: Tensor) -> Tensor:
+        with torch.cuda.stream(torch.cuda.Stream(matrices.device)):
+            values = solve(part)
+            torch.cuda.current_stream().synchronize()
+            return values
+
+    torch.cuda.current_stream().synchronize()
+    with ThreadPoolExecutor(8) as pool:
+        return torch.cat(list(pool.map(aside, matrices.chunk(8))))
 
 
 def _split(x: Tensor, y: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -196,10 +235,12 @@ class _Signs:
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
-        self.left: list[Tensor] = []
+        self.left: Tensor | None = None
 
     def __call__(self, count: int, width: int) -> Tensor:
-        while len(self.left) < count:
-            self.left += (2 * torch.randint(2, (1024, width), generator=self.generator) - 1).unbind()
-        taken, self.left = self.left[:count], self.left[count:]
-        return torch.stack(taken)
+        parts = [self.left] if self.left is not None else []
+        while sum(map(len, parts)) < count:
+            parts.append(2 * torch.randint(2, (1024, width), generator=self.generator) - 1)
+        drawn = torch.cat(parts) if parts else torch.empty(0, width)
+        self.left = drawn[count:]
+        return drawn[:count]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from autosym.capture import beside
 from autosym.groups import Group
 from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv, Path
 from autosym.sparse import SparseConv, SparseIn, SparseOut
@@ -105,11 +106,12 @@ class Relaxed(nn.ModuleDict):
         self.lifted = lifted  # the group whose fields the output's channels are, if of any
 
     def forward(self, x: Tensor) -> Tensor:
+        free = beside(lambda: [self[name](x) for name in self.free], x)
         outputs = []
         if self.symmetric:
             total = sum(self[name](x) for name in self.symmetric)
             outputs.append(polyphase(total, self.stride))
-        outputs += [self[name](x) for name in self.free]
+        outputs += free()
         return sum(outputs[1:], outputs[0]) / len(self)
 
     def extra_repr(self) -> str:

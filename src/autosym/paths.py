@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym.convolutions import circular_conv, shifted_correlations, wrap
+from autosym.convolutions import circular_conv, patches, shifted_correlations, wrap
 from autosym.groups import Group, grid_action
 
 
@@ -127,15 +127,17 @@ class Conv(Path):
         return height, width
 
     def columns(self, x: Tensor) -> Tensor:
-        patches = F.unfold(self.pad(x), self.kernel_size, dilation=self.dilation, stride=self.stride)
-        return patches.mT.reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
+        seen = patches(self.pad(x), self.kernel_size, self.stride, self.dilation)
+        return seen.permute(0, 2, 3, 1, 4, 5).reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
-        """Where the filter keeps the size of the map, from correlations of the map with its shifts instead of patches."""
-        large = x.shape[1] >= 8 and all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True))
-        if not (large and self.keeps_size and self.padding_mode in ("circular", "zeros")):
-            return gram(self.columns(x))
-        return shifted_correlations(x, self.kernel_size, self.padding_mode)
+        """Where the filter keeps the size of a larger map, from correlations of the map with its shifts instead of patches."""
+        wide = x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
+        if wide and self.keeps_size and all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True)):
+            return shifted_correlations(x, self.kernel_size, self.padding_mode)
+        seen = patches(self.pad(x), self.kernel_size, self.stride, self.dilation)
+        t = seen.permute(1, 4, 5, 0, 2, 3).reshape(self.groups, self.weight.shape[2], -1)
+        return t @ t.mT
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
         return h.flatten(2).mT.reshape(h.shape[0], -1, *self.out_size(x.shape[-2:]))
@@ -259,8 +261,8 @@ class GroupConv(Path):
     def columns(self, x: Tensor) -> Tensor:
         order, k = self.products.shape[1], self.kernel_size
         self.group.check_size(x.shape[-2:])
-        patches = F.unfold(wrap(x, (k, k)), k).reshape(len(x), self.in_channels, order, k * k, -1)
-        seen = torch.einsum("bcghvs,gvu->bgschu", patches[:, :, self.products], self.turns.to(x))
+        seen = patches(wrap(x, (k, k)), (k, k)).permute(0, 1, 4, 5, 2, 3).reshape(len(x), self.in_channels, order, k * k, -1)
+        seen = torch.einsum("bcghvs,gvu->bgschu", seen[:, :, self.products], self.turns.to(x))
         return seen.reshape(len(x), -1, 1, self.weight.shape[2])
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
@@ -286,6 +288,9 @@ class GroupConv(Path):
 
 def gram(t: Tensor) -> Tensor:
     """sum over samples and positions of outer products: (B, S, K, d) -> (K, d, d)."""
+    if t.shape[2] == 1 and t.shape[1] > t.shape[3]:  # sample by sample: positions may stay where they are in memory
+        t = t[:, :, 0]
+        return (t.mT @ t).sum(0, keepdim=True)
     t = t.permute(2, 0, 1, 3).flatten(1, 2)
     return t.mT @ t
 

@@ -14,10 +14,9 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym.convolutions import circular_conv, wrap
+from autosym.convolutions import circular_conv, patches, wrap
 from autosym.paths import Path
 
 
@@ -103,8 +102,9 @@ class SparseConv(Path):
         self.weight.data.copy_(self.basis.fit(dense).flatten(1))
 
     def columns(self, x: Tensor) -> Tensor:
-        patches = F.unfold(wrap(x, (self.kernel_size,) * 2), self.kernel_size).unflatten(1, (self.in_channels, -1))  # (B, C, k^2, S)
-        return torch.einsum("bcts,pt->bscp", patches, self.basis().detach()).flatten(2)[:, :, None]
+        kernel = (self.kernel_size, self.kernel_size)
+        seen = patches(wrap(x, kernel), kernel).flatten(4)  # (B, C, H, W, k^2)
+        return torch.einsum("bchwt,pt->bhwcp", seen, self.basis().detach()).reshape(len(x), -1, 1, self.weight.shape[2])
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
         return h[:, :, 0].mT.reshape(len(h), -1, *x.shape[-2:])
