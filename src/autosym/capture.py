@@ -74,7 +74,10 @@ class Captured:
             self.graph = graph
         except RuntimeError as error:
             self.wanted = False
-            torch.cuda.set_rng_state(noise)
+            device = self.inputs[0].device
+            generator = torch.cuda.default_generators[device.index]
+            generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())  # the old one stays in capture
+            torch.cuda.set_rng_state(noise, device)
             warnings.warn(
                 f"a training step could not be recorded as a CUDA graph ({str(error).splitlines()[0]}), so each is launched anew, which is "
                 "slower: does the model wait for the device (.item(), .tolist()) or move data to it in forward()?",

@@ -1,6 +1,7 @@
 """Convolutions with filters centred on the map they act on: circular ones, and the correlations of a map with its shifts."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,15 @@ def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
         return x
     if not x.is_cuda:
         return F.pad(x, (reach[1], reach[1], reach[0], reach[0]), "circular")
-    rows, columns = (torch.arange(-r, n + r, device=x.device) % n for r, n in zip(reach, x.shape[-2:], strict=True))
-    positions = (rows[:, None] * x.shape[-1] + columns).flatten()  # one gather is one kernel, copies of the sides five
-    return x.flatten(-2).index_select(-1, positions).unflatten(-1, (len(rows), len(columns)))
+    positions = _around(x.shape[-2], x.shape[-1], *reach, x.device)  # one gather is one kernel, copies of the sides are five
+    return x.flatten(-2).index_select(-1, positions.flatten()).unflatten(-1, positions.shape)
+
+
+@cache
+def _around(height: int, width: int, up: int, left: int, device: torch.device) -> Tensor:
+    """Positions in a flat map, continued around its sides."""
+    rows, columns = torch.arange(-up, height + up) % height, torch.arange(-left, width + left) % width
+    return (rows[:, None] * width + columns).to(device)
 
 
 def patches(x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)) -> Tensor:
@@ -74,28 +81,44 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     padded = wrap(x, [4 * r + 1 for r in reach]) if padding_mode == "circular" else F.pad(x, pad)
     offsets = [(i, j) for i in range(-reach[0], reach[0] + 1) for j in range(-reach[1], reach[1] + 1)]
     zones = (
-        [[slice(None)], [slice(None)]]
+        [[slice(0, height)], [slice(0, width)]]
         if padding_mode == "circular"
         else [_zones(n, r) for n, r in zip((height, width), reach, strict=True)]
     )
+    inner = [max(side, key=lambda zone: zone.stop - zone.start) for side in zones]
+    flat = x.is_cuda or min(height, width) >= 24 * max(reach)  # products longer by the padding then cost less than copies
+    canvas = torch.zeros_like(padded)  # the inner zone alone: in the flat canvas a shift is a slice, and no copy
+    canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
     correlations: dict[tuple[int, int, int, int], Tensor] = {}
     out = x.new_empty(channels, len(offsets), channels, len(offsets))
     for a, u in enumerate(offsets):
         for b, v in enumerate(offsets[a:], a):
             total = x.new_zeros(channels, channels)
             lag = (v[0] - u[0], v[1] - u[1])
-            moved = padded[:, :, pad[2] + lag[0] : pad[2] + lag[0] + height, pad[0] + lag[1] : pad[0] + lag[1] + width]
             for i, rows in enumerate(zones[0]):
                 for j, columns in enumerate(zones[1]):
                     if padding_mode == "zeros" and not (_inside(rows, u[0], height) and _inside(columns, u[1], width)):
                         continue
                     key = (*lag, i, j)
-                    if key not in correlations:
-                        parts = (t[:, :, rows, columns].reshape(channels, -1) for t in (x, moved))
-                        correlations[key] = torch.mm(next(parts), next(parts).mT)
+                    if key not in correlations and flat and [rows, columns] == inner:
+                        correlations[key] = _lagged(canvas.flatten(1), padded.flatten(1), lag[0] * padded.shape[-1] + lag[1])
+                    elif key not in correlations:
+                        moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
+                        correlations[key] = x[..., rows, columns].flatten(1) @ moved.flatten(1).mT
                     total = total + correlations[key]
             out[:, a, :, b], out[:, b, :, a] = total, total.mT
     return out.reshape(1, channels * len(offsets), -1)
+
+
+def _lagged(x: Tensor, y: Tensor, lag: int) -> Tensor:
+    """sum over q of x[:, q] y[:, q + lag]^T."""
+    size = x.shape[1] - abs(lag)
+    first, second = max(0, -lag), max(0, lag)
+    return x[:, first : first + size] @ y[:, second : second + size].mT
+
+
+def _moved(zone: slice, by: int) -> slice:
+    return slice(zone.start + by, zone.stop + by)
 
 
 def _zones(size: int, reach: int) -> list[slice]:

@@ -11,6 +11,7 @@ differentiate with respect to the outputs of paths only. Sums and counts are acc
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +71,8 @@ def kfac(
     share_blocks: bool = False,
     expand_bias: bool = False,
     dtype: torch.dtype | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
+    memory: float | None = None,
     seed: int = 0,
     allow_partial: bool = False,
 ) -> Curvature:
@@ -81,6 +83,9 @@ def kfac(
     the curvature from that many randomly chosen samples, scaled to all; the log-likelihood is always that of all.
     ``share_blocks`` replaces the G of every block by their mean, as the paper does. Factors are in ``dtype``, by default that
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
+
+    Samples are taken ``batch_size`` at a time (256, or 4096 on a GPU; a loader has its own batches), and fewer where that many would take
+    more than ``memory`` GiB beside the factors (2, or half of what is free on a GPU): the result does not depend on it.
     """
     refuse_batch_dependence(model)
     check_loader(data, allow_partial)
@@ -88,16 +93,17 @@ def kfac(
     signs = _Signs(seed)
     sums = _Sums(dtype)
     tape = Tape(sites(model, expand_bias), sums.add_inputs)
-    statistic = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
-    samples = outputs = 0
-    with tape, torch.enable_grad():
-        for x, y in batches(data, batch_size):
+    device = next(model.parameters()).device
+    statistic = torch.zeros((), dtype=torch.float64, device=device)
+    samples = outputs = limit = 0
+    with tape, torch.enable_grad(), _named_shortage(sums):
+        for x, y in batches(data, (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size):
             x, y = to_model(x, y, model, f"samples {samples} to {samples + len(x) - 1}")
             if not samples:
-                verify(model, x[:2], expand_bias)
+                limit = max(1, int(_budget(memory, device) / verify(model, x[:2], expand_bias)))
             mask = None if used is None else used[torch.arange(samples, samples + len(x)) % len(used)]
             samples += len(x)
-            for x_part, y_part, record in _split(x, y, mask):
+            for x_part, y_part, record in _split(x, y, mask, limit):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
                 likelihood.check(f.shape[1], y_part)
                 statistic = statistic + likelihood.statistic(f.detach(), y_part).double()
@@ -122,12 +128,15 @@ class _Sums:
         self.A: dict[str, Tensor] = {}
         self.G: dict[str, Tensor] = {}
         self.used = 0
+        self.current = ""
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
+        self.current = name
         term = path.gram(x.to(self.dtype or x.dtype))
         self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
     def add_rows(self, name: str, rows: Tensor) -> None:
+        self.current = name
         rows = rows.to(self.dtype or rows.dtype)
         positions, blocks, width = rows.shape[1:]
         if name not in self.G:
@@ -207,14 +216,39 @@ def _solve(matrices: Tensor) -> Tensor:
         return torch.cat(list(pool.map(aside, matrices.chunk(8))))
 
 
-def _split(x: Tensor, y: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """The samples of a batch to take curvature from (True), then the rest (False)."""
-    if mask is None:
-        yield x, y, True
-        return
-    for part, record in ((mask.to(x.device), True), (~mask.to(x.device), False)):
-        if part.any():
-            yield x[part], y[part], record
+def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """The samples of a batch to take curvature from (True), then the rest (False), at most ``limit`` at a time."""
+    chosen = mask if mask is not None else torch.ones(len(x), dtype=torch.bool)
+    for part, record in ((chosen, True), (~chosen, False)):
+        for rows in part.nonzero().flatten().split(limit) if part.any() else ():
+            whole = len(rows) == len(x)
+            yield (x, y, record) if whole else (x[rows.to(x.device)], y[rows.to(y.device)], record)
+
+
+def _budget(memory: float | None, device: torch.device) -> float:
+    """Bytes for the activations of one batch."""
+    if memory is not None:
+        if not memory > 0:
+            raise ValueError(f"memory is in GiB and must be positive, got {memory}")
+        return memory * 2**30
+    return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 2 * 2**30
+
+
+@contextmanager
+def _named_shortage(sums: "_Sums") -> Iterator[None]:
+    """Running out of memory, with the layer at which it happened and what to change."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        held = {name: t.numel() * t.element_size() / 2**30 for part in (sums.A, sums.G) for name, t in part.items()}
+        largest = max(held, key=lambda name: held[name], default=None)
+        factors = f"; the largest factor so far is of {largest}, {held[largest]:.2f} GiB" if largest else ""
+        raise MemoryError(
+            f"out of memory in the curvature pass at {sums.current or 'the first layer'}{factors}: pass a smaller memory= (GiB) or batch_size=, "
+            "or, if a factor is too large, use a factored layer (f-fc) in its place, or freeze it by requires_grad_(False)"
+        ) from error
 
 
 def _choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:

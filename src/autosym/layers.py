@@ -8,6 +8,7 @@ are convolutional, and a choice per batch would make a sample's output depend on
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -128,12 +129,16 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
     height, width = y.shape[-2:]
     if height % stride or width % stride:
         raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
-    power = y.detach().square().flatten(1, -3).sum(1)  # (B, H, W)
-    grids = power.unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))  # (B, H/s, s, W/s, s)
-    chosen = grids.sum((1, 3)).flatten(1).argmax(1)  # (B,): row offset * s + column offset
-    first = chosen // stride * width + chosen % stride
-    steps = [stride * torch.arange(n // stride, device=y.device) for n in (height, width)]
-    positions = first[:, None] + (steps[0][:, None] * width + steps[1]).flatten()  # of the grid, in the flat map
-    maps = y.flatten(1, -3).flatten(2)
-    kept = maps.gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
+    maps = y.flatten(1, -3)  # (B, C, H, W)
+    norms = torch.linalg.vector_norm(maps.detach(), dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
+    chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): of the stride^2 grids
+    positions = _grids(height, width, stride, y.device)[chosen]
+    kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
     return kept.reshape(*y.shape[:-2], height // stride, width // stride)
+
+
+@cache
+def _grids(height: int, width: int, stride: int, device: torch.device) -> Tensor:
+    """The positions of each polyphase grid in a flat map: (stride^2, H W / stride^2)."""
+    flat = torch.arange(height * width).reshape(height // stride, stride, width // stride, stride)
+    return flat.permute(1, 3, 0, 2).reshape(stride**2, -1).to(device)

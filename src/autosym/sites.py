@@ -4,6 +4,7 @@ autosym's paths own their weight; torch's Linear and Conv2d are read as paths wi
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,16 +73,24 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     return list(found.values())
 
 
-def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> None:
+def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
 
     They differ where a parameter acts outside of its path (used in a function, reparametrised), or a path is ill defined.
+    Returns the bytes that a pass takes for each sample: what autograd keeps, and three times the largest columns or rows.
     """
     columns: dict[str, Tensor] = {}
+    kept: dict[int, int] = {}
+
+    def keep(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
     owned = sites(model, expand_bias)
     see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
-    with Tape(owned, see) as tape, torch.enable_grad():
-        f = tape.record(model, x)
+    with Tape(owned, see, weights=True) as tape, torch.enable_grad():
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            f = tape.record(model, x)
         cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
         rows = dict(tape.backward(f, cotangent))
         gradients = torch.autograd.grad(f, [site.parameter for site in owned], cotangent, allow_unused=True)
@@ -93,6 +102,10 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> None:
                 f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside of "
                 f"{type(site.module).__name__}, or reparametrised; use it once, as the layer's own weight, or freeze it"
             )
+    weights = {site.parameter.untyped_storage().data_ptr() for site in owned}
+    activations = sum(size for where, size in kept.items() if where not in weights)
+    largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
+    return (activations + 3 * largest) / len(x)
 
 
 def refuse_batch_dependence(model: nn.Module) -> None:
@@ -114,10 +127,13 @@ def refuse_batch_dependence(model: nn.Module) -> None:
 
 
 class Tape:
-    """Hooks on the modules of all sites: shows paths their inputs as they come forward, and hands out rows as they come backward."""
+    """Hooks on the modules of all sites: shows paths their inputs as they come forward, and hands out rows as they come backward.
 
-    def __init__(self, sites: Sequence[Site], see: Callable[[str, Definition, Tensor], None]):
-        self.sites, self.see = sites, see
+    Weights take no part in its graph (but with ``weights``): a backward pass goes to the outputs of paths only, at half the cost.
+    """
+
+    def __init__(self, sites: Sequence[Site], see: Callable[[str, Definition, Tensor], None], weights: bool = False):
+        self.sites, self.see, self.weights = sites, see, weights
         self.by_module: dict[nn.Module, list[Site]] = {}
         for site in sites:
             self.by_module.setdefault(site.module, []).append(site)
@@ -144,7 +160,8 @@ class Tape:
         """The outputs of the model, with every path shown its input and a graph to go back through."""
         self.edges.clear()
         self.recording, self.batch = True, len(x)
-        f = model(x)
+        with nullcontext() if self.weights else self._weights_aside():
+            f = model(x)
         self.recording = False
         f = self._check_outputs(model, f, x)
         missing = [site.name for site in self.sites if site.module not in self.edges]
@@ -163,6 +180,16 @@ class Tape:
                 if grad is None:
                     raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
                 yield site.name, self.paths[site.name].rows(grad)
+
+    @contextmanager
+    def _weights_aside(self) -> Iterator[None]:
+        for site in self.sites:
+            site.parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for site in self.sites:
+                site.parameter.requires_grad_(True)
 
     def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         names = ", ".join(site.name for site in self.by_module[module])
@@ -183,9 +210,11 @@ class Tape:
                 f"{names} must see one positional tensor whose first axis is the batch of {self.batch} samples; got "
                 f"{[tuple(x.shape) for x in inputs]}: keep positions in an axis of their own"
             )
-        if not output.requires_grad:  # everything before this layer is frozen
-            output = output.clone().requires_grad_().clone()
-        if output._is_view():  # an in-place activation that follows would take a view out of the graph
+        spread = 0 in output.stride()  # of an expanded tensor, which nothing can change in place
+        if not output.requires_grad:  # the first layer, or all before it are frozen
+            output = output.detach().requires_grad_()
+            output = output if spread else output.clone()
+        elif output._is_view() and not spread:  # an in-place activation that follows would take a view out of the graph
             output = output.clone()
         for site in self.by_module[module]:
             path = self.paths[site.name] = site.path(inputs[0].detach(), output)
