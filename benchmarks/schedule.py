@@ -20,7 +20,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from autosym import data, nets
 from autosym.batching import Stream
@@ -103,19 +102,19 @@ def embedded(task: str, seed: int) -> tuple:
     )
 
 
-def mnist(task: str, seed: int, folder: Path) -> tuple:
+def mnist(task: str, seed: int, folder: Path | None, samples: int) -> tuple:
     (images, labels), _ = data.mnist(folder)
-    x, quadrant = data.quadrants(images, seed)
+    x, quadrant = data.quadrants(data.as_floats(images), seed)
     x, y = data.normalised(x, *data.MNIST), labels + (10 * quadrant if task == "digit+quadrant" else 0)
-    return (x[:50_000], y[:50_000]), (x[50_000:], y[50_000:]), partial(nets.build, in_shape=(1, 32, 32))
+    return (x[:samples], y[:samples]), (x[50_000:], y[50_000:]), partial(nets.build, in_shape=(1, 32, 32))
 
 
-def run(name: str, task: str, seed: int, source: str, folder: Path | None, epochs: int | None, threads: int) -> dict:
+def run(name: str, task: str, seed: int, source: str, folder: Path | None, epochs: int | None, samples: int) -> dict:
     """Train one variant and follow it; the loop of ``fit``, with averages."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     variant = VARIANTS[name]
     device = "cuda" if source == "mnist" and torch.cuda.is_available() else "cpu"
-    train, held_out, build = mnist(task, seed, folder) if source == "mnist" else embedded(task, seed)
+    train, held_out, build = mnist(task, seed, folder, samples) if source == "mnist" else embedded(task, seed)
     schedule = replace(BASE, **variant.changes, **({"epochs": epochs} if epochs else {}))
     if source == "embedded":
         schedule = replace(schedule, batch_size=schedule.batch_size // 2)
@@ -176,7 +175,7 @@ def run(name: str, task: str, seed: int, source: str, folder: Path | None, epoch
                     optimiser.step()
             with torch.no_grad():
                 line["evidence"] = float(at(prior).log_evidence) / len(train[0])
-                line["free_share"] = [v for v in symmetry(net, prior, at).free_share().values()]
+                line["free_share"] = list(symmetry(net, prior, at).free_share().values())
                 line["accuracy"] = (
                     100 * torch.cat([net(x).argmax(1) for x in held_out[0].split(2000)]).eq(held_out[1]).double().mean().item()
                 )
@@ -231,26 +230,25 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--samples", type=int, default=50_000, help="of MNIST, to train on")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/schedule.jsonl"))
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     todo = [(v, t, s) for s in options.seeds for v in options.variants for t in options.tasks]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool, open(options.out, "a") as file:
-        given = (options.source, options.data_dir, options.epochs, 1)
+        given = (options.source, options.data_dir, options.epochs, options.samples)
         for done in as_completed([pool.submit(run, *cell, *given) for cell in todo]):
             if done.exception() is not None:
                 print("failed:", done.exception(), flush=True)
                 continue
             result = done.result()
             print(json.dumps(result), file=file, flush=True)
-            end = result["lines"][-1]
-            shares = " ".join(f"{100 * share:.0f}" for share in end.get("free_share", []))
-            print(
-                f"{result['data']:8s} {result['task']:15s} {result['variant']:22s} accuracy {end.get('accuracy', math.nan):6.2f}  evidence/N "
-                f"{end.get('evidence', math.nan):8.4f}  free % {shares:32s} {end['seconds']:5.0f} s, evidence {result['evidence_seconds']:4.0f} s",
-                flush=True,
-            )
+            end = {"accuracy": math.nan, "evidence": math.nan, "free_share": [], **result["lines"][-1]}
+            shares = " ".join(f"{100 * share:.0f}" for share in end["free_share"])
+            print(f"{result['data']:8s} {result['task']:15s} {result['variant']:22s} accuracy {end['accuracy']:6.2f}", end="  ")
+            print(f"evidence/N {end['evidence']:8.4f}  free % {shares:32s}", end=" ")
+            print(f"{end['seconds']:5.0f} s, evidence {result['evidence_seconds']:4.0f} s", flush=True)
 
 
 if __name__ == "__main__":

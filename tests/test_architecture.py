@@ -10,7 +10,18 @@ ROOT = Path(__file__).parent.parent / "src" / "autosym"
 
 # What each room may import of autosym (its own room aside).
 LAYER_ROOMS = {"capture", "convolutions", "groups", "paths", "sparse", "layers"}
-EVIDENCE_ROOMS = {"convolutions", "groups", "paths", "sparse", "sites", "likelihoods", "priors", "batching", "curvature", "evidence"}
+EVIDENCE_ROOMS = {
+    "convolutions",
+    "groups",
+    "paths",
+    "sparse",
+    "sites",
+    "likelihoods",
+    "priors",
+    "batching",
+    "curvature",
+    "evidence",
+}
 FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "symmetry"}
 ALLOWED = {
     "groups": set(),
@@ -27,7 +38,7 @@ ALLOWED = {
     "conversion": LAYER_ROOMS,
     "averaging": LAYER_ROOMS,
     "noether": LAYER_ROOMS,
-    "sites": {"groups", "paths", "sparse"},
+    "sites": {"batching", "groups", "paths", "sparse"},
     "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching"},
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,

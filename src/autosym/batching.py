@@ -51,16 +51,21 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
             yield inputs, targets
 
 
+def all_finite(t: Tensor) -> bool:
+    """Whether no value is NaN or Inf, by one sum where it tells."""
+    return bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all())
+
+
 def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
     """A batch on the device and in the precision of the model, if its values can be used."""
     if not x.is_floating_point():
         raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
-    if not torch.isfinite(x).all():
+    if not all_finite(x):
         rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
         raise ValueError(
             f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them"
         )
-    if y.is_floating_point() and not torch.isfinite(y).all():
+    if y.is_floating_point() and not all_finite(y):
         raise ValueError(f"the targets of {which} are not finite (NaN or Inf): drop or mend them")
     parameter = next(model.parameters())
     y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)

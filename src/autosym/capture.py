@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+
 def beside(work: Callable[[], list[Tensor]], x: Tensor) -> Callable[[], list[Tensor]]:
     """Begin ``work`` on x; the function returned ends it. While a graph is recorded it has a stream of its own, so that
     what comes between runs at the same time (small kernels do not fill a GPU), and so do the backward passes of both."""
@@ -52,7 +53,7 @@ class Captured:
             self.calls += 1
             if self.calls <= WARM_UP:
                 return self._aside(*inputs)
-            self._record()
+            self._record(self.inputs)
         if self.graph is None:
             return self.step(*inputs)
         for kept, t in zip(self.inputs, inputs, strict=True):
@@ -66,15 +67,15 @@ class Captured:
             self.step(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _record(self) -> None:
+    def _record(self, inputs: tuple[Tensor, ...]) -> None:
         graph, noise = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
         try:
             with torch.cuda.graph(graph):
-                self.step(*self.inputs)
+                self.step(*inputs)
             self.graph = graph
         except RuntimeError as error:
             self.wanted = False
-            device = self.inputs[0].device
+            device = inputs[0].device
             generator = torch.cuda.default_generators[device.index]
             generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())  # the old one stays in capture
             torch.cuda.set_rng_state(noise, device)

@@ -6,13 +6,16 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 
 def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
     """The map (..., H, W) continued around its sides by as much as a centred filter reaches."""
     reach = [k // 2 for k in kernel_size]
     if any(r > n for r, n in zip(reach, x.shape[-2:], strict=True)):
-        raise ValueError(f"a {kernel_size[0]}x{kernel_size[1]} filter reaches around a map of {tuple(x.shape[-2:])} more than once")
+        raise ValueError(
+            f"a {kernel_size[0]}x{kernel_size[1]} filter reaches around a map of {tuple(x.shape[-2:])} more than once"
+        )
     if not any(reach):
         return x
     if not x.is_cuda:
@@ -32,7 +35,10 @@ def patches(x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (1, 1
     """What a filter sees at every position of a (padded) map, without a copy: (B, C, H', W', height, width)."""
     sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[-2:], kernel_size, stride, dilation, strict=True)]
     along = x.stride()
-    steps = (*(s * a for s, a in zip(stride, along[-2:], strict=True)), *(d * a for d, a in zip(dilation, along[-2:], strict=True)))
+    steps = (
+        *(s * a for s, a in zip(stride, along[-2:], strict=True)),
+        *(d * a for d, a in zip(dilation, along[-2:], strict=True)),
+    )
     return x.as_strided((*x.shape[:-2], *sizes, *kernel_size), (*along[:-2], *steps))
 
 
@@ -63,7 +69,7 @@ class _CircularConv(torch.autograd.Function):
         wants_x, wants_filters = ctx.needs_input_grad
         return (
             circular_conv(g, filters.flip(2, 3).transpose(0, 1)) if wants_x else None,
-            torch.nn.grad.conv2d_weight(wrap(x, filters.shape[-2:]), filters.shape, g) if wants_filters else None,
+            conv2d_weight(wrap(x, filters.shape[-2:]), filters.shape, g) if wants_filters else None,
         )
 
 

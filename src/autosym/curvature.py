@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from autosym.batching import Data, batches, check_loader, check_seen, size_of, to_model
 from autosym.likelihoods import Likelihood
-from autosym.paths import gram
+from autosym.paths import Path, add_gram, gram, mirrored
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
 
 
@@ -114,8 +114,8 @@ def kfac(
                         roots = roots @ signs(*roots.shape[::2]).to(roots)[:, :, None]
                     sums.used += len(f)
                     for column in roots.unbind(2):
-                        for name, rows in tape.backward(f, column):
-                            sums.add_rows(name, rows)
+                        for names, rows in tape.backward(f, column):
+                            sums.add_rows(names, rows)
     check_seen(samples, data, allow_partial)
     return Curvature(sums.factors((site.name for site in tape.sites), samples, share_blocks), statistic.cpu(), samples, outputs)
 
@@ -126,35 +126,36 @@ class _Sums:
     def __init__(self, dtype: torch.dtype | None):
         self.dtype = dtype
         self.A: dict[str, Tensor] = {}
-        self.G: dict[str, Tensor] = {}
+        self.G: dict[tuple[str, ...], Tensor] = {}  # of paths that share their rows, once
         self.used = 0
         self.current = ""
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
         self.current = name
-        term = path.gram(x.to(self.dtype or x.dtype))
-        self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
+        x = x.to(self.dtype or x.dtype)
+        if type(path).gram is Path.gram:  # no faster form than from columns
+            _add(self.A, name, path.columns(x))
+        else:
+            term = path.gram(x)
+            self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
-    def add_rows(self, name: str, rows: Tensor) -> None:
-        self.current = name
-        rows = rows.to(self.dtype or rows.dtype)
-        positions, blocks, width = rows.shape[1:]
-        if name not in self.G:
-            self.G[name] = rows.new_zeros(blocks, width, width)
-        if positions > 1:
-            self.G[name].add_(gram(rows), alpha=1 / positions)
-        else:  # in place: without a product as large as the factor
-            flat = rows[:, 0].transpose(0, 1)
-            self.G[name].baddbmm_(flat.mT, flat)
+    def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
+        self.current = names[0]
+        _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
     def factors(self, names: Iterable[str], samples: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
         if not self.used:
             raise ValueError("none of the samples chosen by subset was shown: take a larger subset, or a loader that shows all")
+        whole: dict[str, Tensor] = {}
+        for factor in (*self.A.values(), *self.G.values()):
+            mirrored(factor)
+        for together, G in self.G.items():
+            whole |= {name: G if name not in whole else whole[name] + G for name in together}
         factors = {}
         for name in names:
             A = self.A[name] / self.used
-            G = self.G[name] * (samples / self.used)
+            G = whole[name] * (samples / self.used)
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
             for letter, factor in (("A", A), ("G", G)):
@@ -167,6 +168,17 @@ class _Sums:
         return factors
 
 
+def _add(sums: dict, key: str | tuple[str, ...], t: Tensor, weight: float = 1.0) -> None:
+    """sums[key] += weight sum over samples and positions of outer products of t: (B, S, K, d); whole once ``mirrored``."""
+    positions, blocks, width = t.shape[1:]
+    if key not in sums:
+        sums[key] = t.new_zeros(blocks, width, width)
+    if positions > 1:
+        sums[key].add_(gram(t), alpha=weight)
+    else:  # in place: without a product as large as the factor
+        add_gram(sums[key], t[:, 0].transpose(0, 1))
+
+
 def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64, all of one size together.
 
@@ -177,7 +189,7 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     by_size: dict[tuple, list[str]] = {}
     for name, f in factors.items():
         by_size.setdefault((f.shape[-1], f.dtype, f.device), []).append(name)
-    found = {}
+    found: dict[str, Tensor] = {}
     for (size, dtype, device), names in by_size.items():
         scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
         scaled = torch.cat([(factors[n] / scales[n]).to(dtype) for n in names])
@@ -242,12 +254,13 @@ def _named_shortage(sums: "_Sums") -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        held = {name: t.numel() * t.element_size() / 2**30 for part in (sums.A, sums.G) for name, t in part.items()}
+        parts = {**sums.A, **{names[0]: G for names, G in sums.G.items()}}
+        held = {name: t.numel() * t.element_size() / 2**30 for name, t in parts.items()}
         largest = max(held, key=lambda name: held[name], default=None)
         factors = f"; the largest factor so far is of {largest}, {held[largest]:.2f} GiB" if largest else ""
         raise MemoryError(
-            f"out of memory in the curvature pass at {sums.current or 'the first layer'}{factors}: pass a smaller memory= (GiB) or batch_size=, "
-            "or, if a factor is too large, use a factored layer (f-fc) in its place, or freeze it by requires_grad_(False)"
+            f"out of memory in the curvature pass at {sums.current or 'the first layer'}{factors}: pass a smaller memory= (GiB) "
+            "or batch_size=, or, if a factor is too large, use a factored layer (f-fc) in its place, or freeze it by requires_grad_(False)"
         ) from error
 
 

@@ -292,7 +292,33 @@ def gram(t: Tensor) -> Tensor:
         t = t[:, :, 0]
         return (t.mT @ t).sum(0, keepdim=True)
     t = t.permute(2, 0, 1, 3).flatten(1, 2)
-    return t.mT @ t
+    if not _in_strips(t):
+        return t.mT @ t
+    return mirrored(add_gram(t.new_zeros(1, t.shape[2], t.shape[2]), t))
+
+
+def add_gram(total: Tensor, t: Tensor) -> Tensor:
+    """total += t^T t for (K, n, d), in place; of wide ones on a CPU only the upper triangle, in strips (see ``mirrored``)."""
+    if not _in_strips(t):
+        return total.baddbmm_(t.mT, t)
+    for start in range(0, t.shape[2], STRIP):
+        total[0, start : start + STRIP, start:].addmm_(t[0, :, start : start + STRIP].mT, t[0, :, start:])
+    return total
+
+
+def mirrored(total: Tensor) -> Tensor:
+    """Complete symmetric matrices (K, d, d), in place, from their upper triangles: nothing changes if they were whole."""
+    for start in range(STRIP, total.shape[2], STRIP):
+        total[:, start:, start - STRIP : start] = total[:, start - STRIP : start, start:].mT
+    return total
+
+
+STRIP = 128  # columns of a symmetric product at a time
+
+
+def _in_strips(t: Tensor) -> bool:
+    """Whether half of a symmetric product is worth saving: where arithmetic is what costs."""
+    return t.shape[0] == 1 and t.shape[2] > 2 * STRIP and not t.is_cuda
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -78,8 +78,9 @@ def _linearised(
         for output in range(f.shape[1]):
             cotangent = torch.zeros_like(f)
             cotangent[:, output] = 1
-            for name, row in tape.backward(f, cotangent):
-                rows[name].append(row.detach())
+            for names, row in tape.backward(f, cotangent):
+                for name in names:
+                    rows[name].append(row.detach())
     covariance = torch.zeros(len(x), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device)
     for name, (products, U, V) in eigenvectors.items():
         a = torch.einsum("bski,kij->bskj", columns[name].double(), V)

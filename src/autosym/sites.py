@@ -6,12 +6,14 @@ autosym's paths own their weight; torch's Linear and Conv2d are read as paths wi
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from autosym.batching import all_finite
 from autosym.paths import Bias, Conv, Dense, Path
 from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangents
 
@@ -92,7 +94,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             f = tape.record(model, x)
         cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
-        rows = dict(tape.backward(f, cotangent))
+        rows = {name: rows for names, rows in tape.backward(f, cotangent) for name in names}
         gradients = torch.autograd.grad(f, [site.parameter for site in owned], cotangent, allow_unused=True)
     for site, gradient in zip(owned, gradients, strict=True):
         expected = torch.einsum("bsko,bski->koi", rows[site.name], columns[site.name]).flatten()
@@ -172,14 +174,25 @@ class Tape:
             )
         return f
 
-    def backward(self, f: Tensor, cotangent: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The rows of every path for one cotangent (B, outputs) of the outputs; the graph is kept until the next record."""
+    def backward(self, f: Tensor, cotangent: Tensor) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """The rows of every path for one cotangent (B, outputs) of the outputs; the graph is kept until the next record.
+
+        Paths whose rows are the same numbers at the same place in memory (a dense map and its bias) come together.
+        """
         grads = torch.autograd.grad(f, list(self.edges.values()), cotangent, retain_graph=True, allow_unused=True)
+        same: dict[tuple, tuple[tuple[str, ...], Tensor]] = {}
         for module, grad in zip(self.edges, grads, strict=True):
             for site in self.by_module[module]:
                 if grad is None:
                     raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
-                yield site.name, self.paths[site.name].rows(grad)
+                rows = self.paths[site.name].rows(grad)
+                if rows.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr():
+                    yield (site.name,), rows
+                    continue
+                place = (rows.data_ptr(), rows.shape, rows.stride())
+                names, _ = same.get(place, ((), rows))
+                same[place] = ((*names, site.name), rows)
+        yield from same.values()
 
     @contextmanager
     def _weights_aside(self) -> Iterator[None]:
@@ -227,7 +240,7 @@ class Tape:
         if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x):
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
             raise ValueError(f"the model must return (B, outputs) for a batch of {len(x)}, got {shape}")
-        if not torch.isfinite(f).all():
+        if not all_finite(f):
             bad = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
             if bad:  # trainable ones were refused before
                 raise ValueError(f"the outputs of the model are not finite, as the frozen {', '.join(bad)} is not")
@@ -248,11 +261,11 @@ def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tenso
     if type(module) is nn.Linear and name == "weight":
         return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
     if type(module) is nn.Linear and name == "bias":
-        return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), y.shape[1:], expand_bias)
+        return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), tuple(y.shape[1:]), expand_bias)
     if type(module) is nn.Conv2d and name == "weight":
         return lambda *_: _adopted_conv(module)
     if type(module) is nn.Conv2d and name == "bias":
-        return lambda _, y: _definition(Bias, (y.shape[1], 1, 1), y.shape[1:], expand_bias)
+        return lambda _, y: _definition(Bias, (y.shape[1], 1, 1), tuple(y.shape[1:]), expand_bias)
     return None
 
 
@@ -262,6 +275,7 @@ def _adopted_conv(conv: nn.Conv2d) -> Path:
     return _definition(Conv, *shape, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode)
 
 
+@cache
 def _definition(kind: Callable[..., Path], *arguments: object) -> Path:
     """A path without weights: its columns and rows are all that curvature asks for."""
     with torch.device("meta"):
