@@ -10,6 +10,7 @@ them. The loop here is that of ``autosym.fit`` with the parts that were only stu
 import argparse
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -56,6 +57,7 @@ class Variant:
     weight_average: float = 0.0  # evidence at an exponential average of the weights, kept by this part at every step
     factor_average: float = 0.0  # keep this part of the last factors in the next
     gain: bool = True  # initial outputs scaled so that the mean of n paths has the variance of one
+    relative: bool = False  # rates in units of the initial size of each path's weights
     free_precision: float = 1.0  # where precisions of the free paths start
 
 
@@ -84,6 +86,11 @@ VARIANTS = {
     "exact": Variant({"sampled": False}),
     "a tenth of the data": Variant({"subset": -10}),
     "no burn-in": Variant({"burn_in": 0}),
+    "relative 0.01": Variant({"lr": 0.01}, relative=True),
+    "relative 0.02": Variant({"lr": 0.02}, relative=True),
+    "relative 0.05": Variant({"lr": 0.05}, relative=True),
+    "relative 0.1": Variant({"lr": 0.1}, relative=True),
+    "relative 0.2": Variant({"lr": 0.2}, relative=True),
     "SGD": Variant({"optimiser": "sgd", "lr": 0.05}),
 }
 
@@ -109,9 +116,11 @@ def mnist(task: str, seed: int, folder: Path | None, samples: int) -> tuple:
     return (x[:samples], y[:samples]), (x[50_000:], y[50_000:]), partial(nets.build, in_shape=(1, 32, 32))
 
 
-def run(name: str, task: str, seed: int, source: str, folder: Path | None, epochs: int | None, samples: int) -> dict:
+def run(
+    name: str, task: str, seed: int, source: str, folder: Path | None, epochs: int | None, samples: int, threads: int
+) -> dict:
     """Train one variant and follow it; the loop of ``fit``, with averages."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     variant = VARIANTS[name]
     device = "cuda" if source == "mnist" and torch.cuda.is_available() else "cpu"
     train, held_out, build = mnist(task, seed, folder, samples) if source == "mnist" else embedded(task, seed)
@@ -130,7 +139,7 @@ def run(name: str, task: str, seed: int, source: str, folder: Path | None, epoch
     for index, path in enumerate(owned):
         if ".f-fc." in path:
             prior.log_precision.data[index] = math.log(variant.free_precision)
-    weights = Weights(owned, len(train[0]), schedule.optimiser, schedule.momentum)
+    weights = Weights(owned, len(train[0]), schedule.optimiser, schedule.momentum, relative=variant.relative)
     stream = Stream(train, schedule.batch_size, net, partial(likelihood.check, TASKS[task]), seed)
     held_out = tuple(t.to(device) for t in held_out)
     step = Captured(partial(weights.step, net, likelihood))
@@ -191,7 +200,7 @@ def run(name: str, task: str, seed: int, source: str, folder: Path | None, epoch
         "lines": lines,
         "evidence_seconds": spent,
     }
-    return done | {"captured": step.graph is not None, "provenance": provenance(device)}
+    return done | {"captured": bool(step.graphs), "provenance": provenance(device)}
 
 
 def _scale(net: nets.Net, factor: float) -> None:
@@ -237,7 +246,13 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     todo = [(v, t, s) for s in options.seeds for v in options.variants for t in options.tasks]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool, open(options.out, "a") as file:
-        given = (options.source, options.data_dir, options.epochs, options.samples)
+        given = (
+            options.source,
+            options.data_dir,
+            options.epochs,
+            options.samples,
+            max(1, (os.cpu_count() or 1) // options.jobs),
+        )
         for done in as_completed([pool.submit(run, *cell, *given) for cell in todo]):
             if done.exception() is not None:
                 print("failed:", done.exception(), flush=True)

@@ -31,56 +31,56 @@ WARM_UP = 3  # real steps, taken before recording: libraries choose their algori
 
 
 class Captured:
-    """``step(*inputs)``, replayed as a CUDA graph where inputs are on a GPU and of the shapes that come first; else called as it is.
+    """``step(*inputs)``, replayed as a CUDA graph where inputs are on a GPU; else, or if ``wanted`` is False, called as it is.
 
-    What cannot be recorded (a step that waits for the device, or moves data) is called as it is too, after one warning.
+    There is one graph for each of the first two shapes (of a whole batch, and of the last one of an epoch). What cannot be recorded (a
+    step that waits for the device, or moves data) is called as it is, after one warning.
     """
 
     def __init__(self, step: Callable[..., None], wanted: bool = True):
         self.step, self.wanted = step, wanted
-        self.inputs: tuple[Tensor, ...] | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.calls = 0
+        self.calls: dict[tuple, int] = {}
+        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
 
     def __call__(self, *inputs: Tensor) -> None:
         if not self.wanted or not all(t.is_cuda for t in inputs):
             return self.step(*inputs)
-        if self.inputs is None:
-            self.inputs = tuple(torch.empty_like(t) for t in inputs)
-        if any(t.shape != kept.shape or t.dtype != kept.dtype for t, kept in zip(inputs, self.inputs, strict=True)):
-            return self.step(*inputs)  # the last batch of an epoch
-        if self.graph is None:
-            self.calls += 1
-            if self.calls <= WARM_UP:
-                return self._aside(*inputs)
-            self._record(self.inputs)
-        if self.graph is None:
+        kind = tuple((t.shape, t.dtype) for t in inputs)
+        if kind not in self.graphs:
+            self.calls[kind] = self.calls.get(kind, 0) + 1
+            if self.calls[kind] <= WARM_UP or len(self.graphs) == 2:
+                return _aside(self.step, *inputs)
+            self._record(kind, inputs)
+        if kind not in self.graphs:
             return self.step(*inputs)
-        for kept, t in zip(self.inputs, inputs, strict=True):
-            kept.copy_(t, non_blocking=True)
-        self.graph.replay()
+        graph, kept = self.graphs[kind]
+        for own, t in zip(kept, inputs, strict=True):
+            own.copy_(t)
+        graph.replay()
 
-    def _aside(self, *inputs: Tensor) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.step(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-
-    def _record(self, inputs: tuple[Tensor, ...]) -> None:
-        graph, noise = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state()
+    def _record(self, kind: tuple, inputs: tuple[Tensor, ...]) -> None:
+        device, kept = inputs[0].device, tuple(torch.empty_like(t) for t in inputs)
+        graph, noise = torch.cuda.CUDAGraph(), torch.cuda.get_rng_state(device)
         try:
             with torch.cuda.graph(graph):
-                self.step(*inputs)
-            self.graph = graph
+                self.step(*kept)
+            self.graphs[kind] = (graph, kept)
         except RuntimeError as error:
             self.wanted = False
-            device = inputs[0].device
             generator = torch.cuda.default_generators[device.index]
             generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())  # the old one stays in capture
             torch.cuda.set_rng_state(noise, device)
             warnings.warn(
-                f"a training step could not be recorded as a CUDA graph ({str(error).splitlines()[0]}), so each is launched anew, which is "
-                "slower: does the model wait for the device (.item(), .tolist()) or move data to it in forward()?",
+                f"a training step could not be recorded as a CUDA graph ({str(error).splitlines()[0]}), so each is launched "
+                "anew, which is slower: does the model wait for the device (.item(), .tolist()) or move data to it in forward()?",
                 stacklevel=4,
             )
+
+
+def _aside(step: Callable[..., None], *inputs: Tensor) -> None:
+    """In a stream of its own, as what is to be recorded must be warmed up."""
+    here, there = torch.cuda.current_stream(), torch.cuda.Stream()
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        step(*inputs)
+    here.wait_stream(there)

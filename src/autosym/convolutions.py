@@ -96,7 +96,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     canvas = torch.zeros_like(padded)  # the inner zone alone: in the flat canvas a shift is a slice, and no copy
     canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
     correlations: dict[tuple[int, int, int, int], Tensor] = {}
-    out = x.new_empty(channels, len(offsets), channels, len(offsets))
+    totals, place = [], torch.empty(len(offsets), len(offsets), dtype=torch.long)
     for a, u in enumerate(offsets):
         for b, v in enumerate(offsets[a:], a):
             total = x.new_zeros(channels, channels)
@@ -112,8 +112,12 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
                         moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
                         correlations[key] = x[..., rows, columns].flatten(1) @ moved.flatten(1).mT
                     total = total + correlations[key]
-            out[:, a, :, b], out[:, b, :, a] = total, total.mT
-    return out.reshape(1, channels * len(offsets), -1)
+            place[b, a] = -len(totals) - 1  # the transpose of (a, b)
+            place[a, b] = len(totals)
+            totals.append(total)
+    blocks = torch.stack(totals)
+    blocks = torch.cat([blocks, blocks.flip(0).mT])[place.to(x.device)]  # (k^2, k^2, C, C)
+    return blocks.permute(2, 0, 3, 1).reshape(1, channels * len(offsets), -1)
 
 
 def _lagged(x: Tensor, y: Tensor, lag: int) -> Tensor:

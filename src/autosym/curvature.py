@@ -10,8 +10,8 @@ differentiate with respect to the outputs of paths only. Sums and counts are acc
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -183,49 +183,56 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64, all of one size together.
 
     Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Those that still fail are
-    solved in float64, which for small matrices is also the faster one on a GPU.
+    solved in float64. Small ones are solved on the host, many at a time: a GPU would take them one by one.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
     by_size: dict[tuple, list[str]] = {}
     for name, f in factors.items():
         by_size.setdefault((f.shape[-1], f.dtype, f.device), []).append(name)
-    found: dict[str, Tensor] = {}
-    for (size, dtype, device), names in by_size.items():
-        scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
-        scaled = torch.cat([(factors[n] / scales[n]).to(dtype) for n in names])
-        small = device.type == "cuda" and size <= 512
-        values = _solve(scaled.double() if small else scaled)
-        if not torch.isfinite(values).all():
-            try:
-                values = torch.linalg.eigvalsh(scaled.double())
-            except torch.linalg.LinAlgError as error:
-                raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64") from error
-        parts = values.double().clamp_min(0).split([len(factors[n]) for n in names])
-        found |= {n: part * traces[n][:, None] for n, part in zip(names, parts, strict=True)}
+    with _single_threads() as pool:
+        solutions = []
+        for (size, dtype, _), names in by_size.items():
+            scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
+            scaled = torch.cat([(factors[n] / scales[n]).to(dtype) for n in names])
+            if size <= 512:
+                solutions.append([pool.submit(_solve, part) for part in scaled.cpu().chunk(32)])
+            else:
+                solutions.append([_done(_solve(scaled))])
+        found: dict[str, Tensor] = {}
+        for names, parts in zip(by_size.values(), solutions, strict=True):
+            values = torch.cat([part.result() for part in parts])
+            if not torch.isfinite(values).all():
+                raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64")
+            values = values.clamp_min(0).to(traces[names[0]].device).split([len(factors[n]) for n in names])
+            found |= {n: part * traces[n][:, None] for n, part in zip(names, values, strict=True)}
     return {name: found[name] for name in factors}
 
 
 def _solve(matrices: Tensor) -> Tensor:
-    """Eigenvalues, NaN where the solver fails. On a GPU in several streams: one small matrix does not fill it."""
+    """Eigenvalues in float64; where the solver fails in the given precision, by that in float64, and NaN where it fails too."""
+    for dtype in (matrices.dtype, torch.float64):
+        with suppress(torch.linalg.LinAlgError):
+            values = torch.linalg.eigvalsh(matrices.to(dtype)).double()
+            if torch.isfinite(values).all():
+                return values
+    return matrices.new_full(matrices.shape[:-1], torch.nan, dtype=torch.float64)
 
-    def solve(part: Tensor) -> Tensor:
-        try:
-            return torch.linalg.eigvalsh(part)
-        except torch.linalg.LinAlgError:
-            return part.new_full(part.shape[:-1], torch.nan)
 
-    if not matrices.is_cuda or len(matrices) < 2 or matrices.shape[-1] <= 32:
-        return solve(matrices)
+@contextmanager
+def _single_threads() -> Iterator[ThreadPoolExecutor]:
+    """As many workers as torch has threads, each with one of them: matrices are solved side by side rather than each by all."""
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)
 
-    def aside(part: Tensor) -> Tensor:
-        with torch.cuda.stream(torch.cuda.Stream(matrices.device)):
-            values = solve(part)
-            torch.cuda.current_stream().synchronize()
-            return values
 
-    torch.cuda.current_stream().synchronize()
-    with ThreadPoolExecutor(8) as pool:
-        return torch.cat(list(pool.map(aside, matrices.chunk(8))))
+def _done(value: Tensor) -> "Future[Tensor]":
+    future: Future[Tensor] = Future()
+    future.set_result(value)
+    return future
 
 
 def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool]]:

@@ -21,7 +21,13 @@ class Weights:
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], count: int, optimiser: str, momentum: float = 0.9, clip: float = math.inf
+        self,
+        parameters: dict[str, nn.Parameter],
+        count: int,
+        optimiser: str,
+        momentum: float = 0.9,
+        clip: float = math.inf,
+        relative: bool = False,
     ):
         self.parameters, self.count = parameters, count
         self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
@@ -31,6 +37,8 @@ class Weights:
         self.first, self.second = self._by_name(self._first), self._by_name(self._second)
         self._sizes = sizes.to(flat)
         self._path = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes).to(flat.device)
+        rms = torch.stack([p.detach().square().mean().sqrt() for p in parameters.values()])
+        self.rates = rms.where(rms > 0, 0.1) if relative else torch.ones_like(rms)
         self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
     def set_prior(self, prior: Prior, likelihood: Likelihood) -> None:
@@ -61,13 +69,14 @@ class Weights:
     def _move(self, w: Tensor, g: Tensor) -> Tensor:
         beta, m, v = self.momentum, self._first, self._second
         m.lerp_(g, 1 - beta)
+        lr = self.lr * self.rates.index_select(0, self._path)
         if self.optimiser == "sgd":
-            rate = self.lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
+            rate = lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
             return (w - rate * m) / (1 + rate * self._delta)
         v.lerp_(g.square(), 0.001)
         metric = (v / (1 - 0.999**self.steps)).sqrt_()
         means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._sizes
-        rate = self.lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
+        rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
         return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:

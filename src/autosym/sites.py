@@ -86,7 +86,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
 
     def keep(t: Tensor) -> Tensor:
         kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
+        return t.detach()  # an output that kept itself would never be freed
 
     owned = sites(model, expand_bias)
     see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
