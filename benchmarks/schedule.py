@@ -91,6 +91,11 @@ VARIANTS = {
     "relative 0.05": Variant({"lr": 0.05}, relative=True),
     "relative 0.1": Variant({"lr": 0.1}, relative=True),
     "relative 0.2": Variant({"lr": 0.2}, relative=True),
+    "relative 0.05, trust 1": Variant({"lr": 0.05, "trust": 1.0}, relative=True),
+    "relative 0.05, trust 2": Variant({"lr": 0.05, "trust": 2.0}, relative=True),
+    "relative 0.05, unbounded": Variant({"lr": 0.05, "trust": math.inf}, relative=True),
+    "relative 0.05, every 5, trust 2": Variant({"lr": 0.05, "trust": 2.0, "every": 5}, relative=True),
+    "relative 0.05, a tenth": Variant({"lr": 0.05, "trust": 1.0, "subset": -10}, relative=True),
     "SGD": Variant({"optimiser": "sgd", "lr": 0.05}),
 }
 
