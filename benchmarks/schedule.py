@@ -36,7 +36,7 @@ from autosym.symmetry import symmetry
 from autosym.training import Schedule
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
-BASE = Schedule(epochs=50, batch_size=128, lr=0.004)
+BASE = Schedule(epochs=50, batch_size=128, lr=0.004, relative=False, trust=0.5, every=2)
 PAPER = {
     "optimiser": "sgd",
     "lr": 0.01,
@@ -58,6 +58,7 @@ class Variant:
     factor_average: float = 0.0  # keep this part of the last factors in the next
     gain: bool = True  # initial outputs scaled so that the mean of n paths has the variance of one
     relative: bool = False  # rates in units of the initial size of each path's weights
+    part: float = 1.0  # of the data, for curvature
     free_precision: float = 1.0  # where precisions of the free paths start
 
 
@@ -84,7 +85,7 @@ VARIANTS = {
     "no gain": Variant(gain=False),
     "free paths from 100": Variant(free_precision=100.0),
     "exact": Variant({"sampled": False}),
-    "a tenth of the data": Variant({"subset": -10}),
+    "a tenth of the data": Variant(part=0.1),
     "no burn-in": Variant({"burn_in": 0}),
     "relative 0.01": Variant({"lr": 0.01}, relative=True),
     "relative 0.02": Variant({"lr": 0.02}, relative=True),
@@ -95,7 +96,7 @@ VARIANTS = {
     "relative 0.05, trust 2": Variant({"lr": 0.05, "trust": 2.0}, relative=True),
     "relative 0.05, unbounded": Variant({"lr": 0.05, "trust": math.inf}, relative=True),
     "relative 0.05, every 5, trust 2": Variant({"lr": 0.05, "trust": 2.0, "every": 5}, relative=True),
-    "relative 0.05, a tenth": Variant({"lr": 0.05, "trust": 1.0, "subset": -10}, relative=True),
+    "relative 0.05, a tenth": Variant({"lr": 0.05, "trust": 1.0}, relative=True, part=0.1),
     "SGD": Variant({"optimiser": "sgd", "lr": 0.05}),
 }
 
@@ -129,11 +130,11 @@ def run(
     variant = VARIANTS[name]
     device = "cuda" if source == "mnist" and torch.cuda.is_available() else "cpu"
     train, held_out, build = mnist(task, seed, folder, samples) if source == "mnist" else embedded(task, seed)
-    schedule = replace(BASE, **variant.changes, **({"epochs": epochs} if epochs else {}))
+    schedule = replace(BASE, relative=variant.relative, **variant.changes, **({"epochs": epochs} if epochs else {}))
     if source == "embedded":
         schedule = replace(schedule, batch_size=schedule.batch_size // 2)
-    if schedule.subset:
-        schedule = replace(schedule, subset=len(train[0]) // 10)
+    if variant.part < 1:
+        schedule = replace(schedule, subset=int(len(train[0]) * variant.part))
     torch.manual_seed(seed)
     net = build("f-fc+conv", classes=TASKS[task])
     if not variant.gain:
@@ -144,7 +145,7 @@ def run(
     for index, path in enumerate(owned):
         if ".f-fc." in path:
             prior.log_precision.data[index] = math.log(variant.free_precision)
-    weights = Weights(owned, len(train[0]), schedule.optimiser, schedule.momentum, relative=variant.relative)
+    weights = Weights(owned, len(train[0]), schedule.optimiser, schedule.momentum, relative=schedule.relative)
     stream = Stream(train, schedule.batch_size, net, partial(likelihood.check, TASKS[task]), seed)
     held_out = tuple(t.to(device) for t in held_out)
     step = Captured(partial(weights.step, net, likelihood))

@@ -118,7 +118,11 @@ class State:
 
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
-        parts |= {"first": self.weights.first, "second": self.weights.second, "weights": {"steps": self.weights.steps}}
+        parts |= {
+            "first": self.weights.first,
+            "second": self.weights.second,
+            "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
+        }
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def _generators(self) -> dict[str, torch.Generator]:

@@ -12,11 +12,13 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym.experiments import group_digits, quadrant_digits
+from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
+from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
 from autosym.report import print_table
 
 EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
+TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +80,7 @@ def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
     for name, config in group_digits.RUNS.items():
         results[config.task] = group_digits.execute(replace(config, epochs=epochs or config.epochs))
         write(results[config.task], out / name.replace("/", "-") / "result.json")
-    shares = {task: group_digits.mean_shares(result) for task, result in results.items()}
+    shares = {task: mean_shares(result["symmetry"]) for task, result in results.items()}
     if json:
         print(json_format.dumps({"rows": [result["row"] for result in results.values()], "mean_shares": shares}))
         return
@@ -95,52 +97,93 @@ def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
 
 def run(
     name: Positional[str],
+    all: bool = False,
+    seeds: int = 1,
     epochs: int | None = None,
     seed: int | None = None,
+    samples: int | None = None,
     out: Path | None = None,
+    results: Path = images.RESULTS,
+    data_dir: Path | None = None,
     resume: bool = False,
     json: bool = False,
 ) -> None:
-    """Train one named run of an experiment, e.g. quadrant-digits, or quadrant-digits/digit+quadrant/conv/map.
+    """Train one named run of an experiment, e.g. quadrant-digits, or table1/digit/f-fc+conv/evidence.
 
     Args:
-        name: the run; an unknown name lists them all.
+        name: the run, or the beginning of the names of several with --all; an unknown name lists them all.
+        all: every run whose name begins so.
+        seeds: how many seeds of each, counted from its first.
         epochs: other than the experiment's.
         seed: other than the experiment's.
+        samples: train on fewer (of tables 1 to 3).
         out: where result.json, history.jsonl and checkpoint.safetensors are written (runs/NAME by default).
+        results: where results of tables 1 to 3 are kept, beside the predicted labels.
+        data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
         resume: go on from the checkpoint there, as if the run had never stopped.
         json: print the result as JSON and nothing else.
     """
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
-    if name not in named:
+    named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
+    chosen = (
+        [key for key in named if key.startswith(name)]
+        if all
+        else [key for key in (name, f"{name}/evidence") if key in named][:1]
+    )
+    if not chosen:
         raise ValueError(f"no run is called {name!r}; there are:\n  " + "\n  ".join(named))
-    module, config = named[name]
-    config = replace(config, **{key: value for key, value in (("epochs", epochs), ("seed", seed)) if value is not None})
-    out = out or Path("runs") / name
-    result = module.execute(config, progress=not json and sys.stderr.isatty(), out=out, resume=resume)
+    changes = {key: value for key, value in (("epochs", epochs), ("seed", seed), ("samples", samples)) if value is not None}
+    for key in chosen:
+        module, config = named[key]
+        for offset in range(seeds):
+            try:
+                varied = replace(config, **{"seed": config.seed, **changes})
+            except TypeError as error:
+                raise ValueError(f"{key} has no samples to choose: that is for tables 1 to 3") from error
+            varied = replace(varied, seed=varied.seed + offset)
+            many = len(chosen) * seeds > 1
+            folder = (out or Path("runs")) / (f"{key}/seed{varied.seed}" if many else "" if out else key)
+            _run(key, module, varied, folder, results, data_dir, resume, json)
+
+
+def _run(
+    name: str, module: Any, config: Any, out: Path, results: Path, data_dir: Path | None, resume: bool, json: bool
+) -> None:
+    more = {"results": results, "data_dir": data_dir} if module is images else {}
+    result = module.execute(config, progress=not json and sys.stderr.isatty(), out=out, resume=resume, **more)
     write(result, out / "result.json")
     if json:
         print(json_format.dumps(result))
         return
     row = result["row"]
     print(
-        f"{name}: test accuracy {row['accuracy']:.1f} +- {row['standard_error']:.1f} %, log evidence per sample "
+        f"{name}: test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, log evidence per sample "
         f"{row['evidence']:.3f} nats, {row['seconds']:.0f} s"
     )
     _show_symmetry(row["task"], result["symmetry"])
-    print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}")
+    kept = f", and {results / config.file}.json" if module is images else ""
+    print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
 
 
-def table(name: Positional[str], results: Path = Path("runs/demo/result.json"), json: bool = False) -> None:
-    """Print the table of an experiment from its results, e.g. quadrant-digits after autosym demo.
+def table(name: Positional[str], results: Path | None = None, json: bool = False) -> None:
+    """Print a table from results: 1, 2 or 3 of the paper beside ours, or quadrant-digits after autosym demo.
 
     Args:
-        name: the experiment.
-        results: the file the experiment wrote.
+        name: 1, 2, 3 or quadrant-digits.
+        results: the folder of results of tables 1 to 3 (results), or the file that the demo wrote.
         json: print the rows as JSON and nothing else.
     """
+    number = name.removeprefix("table")
+    if number in TABLES:
+        found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, results or images.RESULTS)
+        if json:
+            print(json_format.dumps({"rows": found}))
+        else:
+            _show_published(number, found)
+        return
     if name != "quadrant-digits":
-        raise ValueError(f"no table is called {name!r}; there is: quadrant-digits")
+        raise ValueError(f"no table is called {name!r}; there are: 1, 2, 3, quadrant-digits")
+    results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
     summary = json_format.loads(results.read_text())
@@ -148,6 +191,48 @@ def table(name: Positional[str], results: Path = Path("runs/demo/result.json"), 
         print(json_format.dumps({"rows": summary["rows"]}))
     else:
         _show_table(summary)
+
+
+def _show_published(number: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """Ours beside the paper's; a cell that was not run is a dash."""
+    columns = (
+        "data",
+        "model",
+        "prior on",
+        "by",
+        "accuracy (%)",
+        "paper",
+        "NLL",
+        "paper",
+        "evidence / N",
+        "paper",
+        "epochs",
+        "seconds",
+    )
+
+    def cell(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    shown = []
+    for row in found:
+        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
+        shown.append(
+            (
+                row["task"],
+                row["model"],
+                row["prior"],
+                row["method"],
+                cell(row["accuracy"], 2) + spread,
+                cell(row["paper_accuracy"], 2),
+                cell(row["nll"], 3),
+                cell(row["paper_nll"], 3),
+                cell(row["evidence"], 3),
+                cell(row["paper_evidence"], 3),
+                "-" if row["epochs"] is None else str(row["epochs"]),
+                cell(row["seconds"], 0),
+            )
+        )
+    print_table(f"Table {number}: ours and the paper's", columns, shown)
 
 
 def _show_table(summary: Mapping[str, Any]) -> None:

@@ -96,7 +96,8 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     canvas = torch.zeros_like(padded)  # the inner zone alone: in the flat canvas a shift is a slice, and no copy
     canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
     correlations: dict[tuple[int, int, int, int], Tensor] = {}
-    totals, place = [], torch.empty(len(offsets), len(offsets), dtype=torch.long)
+    totals: list[Tensor] = []
+    place = torch.empty(len(offsets), len(offsets), dtype=torch.long)
     for a, u in enumerate(offsets):
         for b, v in enumerate(offsets[a:], a):
             total = x.new_zeros(channels, channels)

@@ -16,6 +16,9 @@ class Weights:
     moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
     w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
 
+    With ``relative``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs
+    has small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
+
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
     can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
     """
@@ -38,7 +41,7 @@ class Weights:
         self._sizes = sizes.to(flat)
         self._path = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes).to(flat.device)
         rms = torch.stack([p.detach().square().mean().sqrt() for p in parameters.values()])
-        self.rates = rms.where(rms > 0, 0.1) if relative else torch.ones_like(rms)
+        self.rates = rms.where(rms > 0, 0.1) if relative and optimiser == "adam" else torch.ones_like(rms)
         self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
     def set_prior(self, prior: Prior, likelihood: Likelihood) -> None:

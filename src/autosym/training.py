@@ -11,6 +11,7 @@ end is taken near a mode.
 import copy
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class Schedule:
     epochs: int = 100
     batch_size: int = 64
     optimiser: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.005
+    lr: float = 0.05  # of Adam in units of the initial size (root mean square) of each path's weights, so that all move alike;
+    relative: bool = True  # if False, and with SGD, in units of the weights themselves
     momentum: float = 0.9
     warmup: float = 0.05  # the part of the run over which the rate rises from 0, before it falls as a cosine
     clip: float = math.inf  # of the norm of the likelihood's gradient
@@ -90,6 +92,22 @@ class Schedule:
         ]
         if wrong:
             raise ValueError(f"a schedule cannot have {', '.join(wrong)}")
+
+    @staticmethod
+    def paper(epochs: int = 1000, **changes: Any) -> "Schedule":
+        """The published schedule: SGD, exact curvature, 20 Adam steps on log precisions every 5 epochs after the tenth."""
+        published: dict[str, Any] = {
+            "batch_size": 128,
+            "optimiser": "sgd",
+            "lr": 0.01,
+            "warmup": 0.0,
+            "step": "gradient",
+            "burn_in": min(10, epochs // 10),
+            "settle": 0.0,
+            "every": 5,
+            "sampled": False,
+        }
+        return Schedule(epochs, **(published | changes))
 
     def rate(self, done: float) -> float:
         """The rate when the part ``done`` of the run is over: up to ``lr``, then down as a cosine."""
@@ -137,11 +155,14 @@ def fit(
     data: Data,
     likelihood: str | Likelihood = "categorical",
     *,
-    schedule: Schedule | None = None,
+    schedule: Schedule | Literal["paper"] | None = None,
     prior_precision: float | Mapping[str, float] = 1.0,
     nu: float = math.inf,
     evidence_data: Data | None = None,
     augment: Augment | None = None,
+    memory: float | None = None,
+    capture: bool = True,
+    deterministic: bool = False,
     seed: int = 0,
     progress: bool = False,
     history: str | File | None = None,
@@ -160,14 +181,23 @@ def fit(
     ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. ``history`` names a
     JSON-lines file; ``log`` is called with every line.
 
+    ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
+    tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
+    times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``. ``schedule`` is "paper" for the published one.
+
     ``checkpoint`` names a file that is replaced every ``checkpoint_seconds``, at the end of an epoch, and at the end of the run. With
     ``resume`` a run goes on from it, if it is there, as if it had never stopped: the same arguments on the same machine give the
-    same weights, precisions and history, bit for bit on the CPU.
+    same weights, precisions and history, bit for bit on the CPU and, with ``deterministic``, on a GPU.
     """
     unknown = set(changes) - {field.name for field in fields(Schedule)}
     if unknown:
         raise TypeError(f"fit got {', '.join(sorted(unknown))}; a schedule has {', '.join(f.name for f in fields(Schedule))}")
-    schedule = replace(schedule or Schedule(), **changes)
+    if schedule == "paper":
+        schedule = Schedule.paper(**changes)
+    elif isinstance(schedule, str):
+        raise ValueError(f"schedule {schedule!r} is not known: 'paper', or a Schedule")
+    else:
+        schedule = replace(schedule or Schedule(), **changes)
     evidence_epochs = schedule.evidence_epochs()
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
     evidence_data = data if evidence_data is None else evidence_data
@@ -176,17 +206,21 @@ def fit(
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
     count, outputs = _check(model, data, evidence_data, likelihood, schedule)
-    weights = Weights(
-        {site.name: site.parameter for site in owned}, count, schedule.optimiser, schedule.momentum, schedule.clip
-    )
+    parameters = {site.name: site.parameter for site in owned}
+    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, schedule.relative)
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment)
     evidence_data = stream.data if evidence_data is data else evidence_data
-    step = Captured(partial(weights.step, model, likelihood))
+    step = Captured(partial(weights.step, model, likelihood), capture)
     state = State(model, prior, likelihood, weights, stream, {"schedule": repr(schedule), "seed": seed, "samples": count})
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
     saved = time.perf_counter()
     start = saved - (lines[-1]["seconds"] if lines else 0.0)
-    with _no_denormals(), _progress_bar(progress, schedule.epochs) as show, _json_lines(history, lines) as write:
+    with (
+        _no_denormals(),
+        _determinism(deterministic),
+        _progress_bar(progress, schedule.epochs) as show,
+        _json_lines(history, lines) as write,
+    ):
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
             seen = 0
             weights.set_prior(prior, likelihood)
@@ -199,7 +233,7 @@ def fit(
                 raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
             line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(seen, 1)}
             if epoch in evidence_epochs:
-                at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch)
+                at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
                 line |= _summary(model, likelihood, prior, at)
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
@@ -208,9 +242,9 @@ def fit(
             if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
                 state.write(File(checkpoint), lines)
                 saved = time.perf_counter()
-    at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled_end, seed=seed)
-    if math.isfinite(prior.nu):
-        at = at.with_scales(prior)
+        at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled_end, seed=seed, memory=memory)
+        if math.isfinite(prior.nu):
+            at = at.with_scales(prior)
     with torch.no_grad():
         return Fit(model, prior, likelihood, schedule, lines, at(prior), at)
 
@@ -230,9 +264,17 @@ def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likeli
     return count, kfac(model, (batch[0][:2], batch[1][:2]), likelihood, sampled=True).outputs
 
 
-def evidence_step(model: nn.Module, data: Data, likelihood: Likelihood, prior: Prior, schedule: Schedule, seed: int) -> Laplace:
+def evidence_step(
+    model: nn.Module,
+    data: Data,
+    likelihood: Likelihood,
+    prior: Prior,
+    schedule: Schedule,
+    seed: int,
+    memory: float | None = None,
+) -> Laplace:
     """One expensive pass, then a damped closed-form step, or gradient steps, on precisions and noise."""
-    at = laplace.at(model, data, likelihood, sampled=schedule.sampled, subset=schedule.subset, seed=seed)
+    at = laplace.at(model, data, likelihood, sampled=schedule.sampled, subset=schedule.subset, seed=seed, memory=memory)
     if math.isfinite(prior.nu):
         at = at.with_scales(prior)
     if schedule.step == "mackay":
@@ -271,6 +313,23 @@ def _no_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(already)
+
+
+@contextmanager
+def _determinism(wanted: bool) -> Iterator[None]:
+    """The same sums in the same order every time, on a GPU too."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
 
 
 @contextmanager

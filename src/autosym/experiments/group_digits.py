@@ -55,11 +55,3 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
     return train_and_measure(
         build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, out, resume
     )
-
-
-def mean_shares(result: dict[str, Any]) -> dict[str, float]:
-    """The share of each path, averaged over layers."""
-    shares: dict[str, list[float]] = {}
-    for path in result["symmetry"]:
-        shares.setdefault(path["path"], []).append(path["share"] or 0.0)
-    return {path: sum(values) / len(values) for path, values in shares.items()}

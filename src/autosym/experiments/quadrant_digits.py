@@ -17,13 +17,12 @@ import torch
 
 from autosym import data, nets
 from autosym.experiments.provenance import provenance
-from autosym.experiments.running import train_and_measure
+from autosym.experiments.running import METHODS, train_and_measure
 from autosym.report import draw_shares
-from autosym.training import Schedule, Step
+from autosym.training import Schedule
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
 MODELS = ("fc", "conv", "f-fc+conv")
-METHODS: dict[str, Step] = {"map": "none", "evidence": "mackay"}
 LEARNED = ("f-fc+conv", "evidence")
 
 

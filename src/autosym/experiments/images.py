@@ -1,0 +1,172 @@
+"""What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autosym import data, nets
+from autosym.experiments.running import METHODS, train_and_measure, write
+from autosym.training import Schedule
+
+Pair = tuple[Tensor, Tensor]
+RESULTS = Path("results")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell of a table: a network on a dataset variant, by MAP or evidence. Width, batch and priors are the paper's."""
+
+    table: str
+    task: str
+    model: str
+    method: str = "evidence"
+    prior: str = "theta"
+    seed: int = 0
+    epochs: int = 100
+    lr: float = 0.05
+    trust: float = 1.0
+    every: int = 2
+    batch_size: int = 128
+    width: int = 10
+    samples: int | None = None  # of the training set; all by default
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        model = [] if self.table == "table3" else [self.model]  # of which it has one,
+        task = [] if self.table == "table2" else [self.task]  # and this one one of these
+        prior = [] if self.prior == "theta" else [self.prior]
+        return "/".join([self.table, *task, *model, *prior, self.method])
+
+    @property
+    def file(self) -> Path:
+        """Where its result is kept, without suffix: letters, digits, '.', '_' and '-' only."""
+        stem = f"{self.name.removeprefix(self.table + '/')}-seed{self.seed}"
+        return Path(self.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
+
+
+def tensors(run: Run, folder: Path | None) -> tuple[Pair, Pair, int]:
+    """Training and test pairs, normalised, and the number of classes; each part is transformed by draws of its own."""
+    return DATASETS[run.task](folder, 2 * run.seed)
+
+
+def _quadrants(folder: Path | None, seed: int, with_quadrant: bool) -> tuple[Pair, Pair, int]:
+    parts = []
+    for part, (images, labels) in enumerate(data.mnist(folder)):
+        x, quadrant = data.quadrants(data.as_floats(images), seed + part)
+        parts.append((data.normalised(x, *data.MNIST), labels + (10 * quadrant if with_quadrant else 0)))
+    return parts[0], parts[1], 40 if with_quadrant else 10
+
+
+def _mnist(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+    parts = []
+    for part, (images, labels) in enumerate(data.mnist(folder)):
+        x = data.resized(data.as_floats(images))
+        parts.append((data.normalised(_changed(x, seed + part, change), *data.MNIST), labels))
+    return parts[0], parts[1], 10
+
+
+def _cifar10(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+    parts = []
+    for part, (images, labels) in enumerate(data.cifar10(folder)):
+        x = _changed(data.as_floats(images), seed + part, change)
+        parts.append((data.normalised(x, *data.CIFAR10), labels))
+    return parts[0], parts[1], 10
+
+
+def _changed(x: Tensor, seed: int, change: str | None) -> Tensor:
+    changes = {None: lambda x, _: x, "rotated": data.rotated, "translated": data.translated, "scaled": data.scaled}
+    return changes[change](x, seed)
+
+
+DATASETS = {
+    "digit": partial(_quadrants, with_quadrant=False),
+    "digit+quadrant": partial(_quadrants, with_quadrant=True),
+    "mnist": partial(_mnist, change=None),
+    "translated-mnist": partial(_mnist, change="translated"),
+    "rotated-mnist": partial(_mnist, change="rotated"),
+    "cifar-10": partial(_cifar10, change=None),
+    "rotated-cifar-10": partial(_cifar10, change="rotated"),
+}
+
+
+def execute(
+    run: Run,
+    progress: bool = False,
+    out: Path | None = None,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    results: Path = RESULTS,
+) -> dict[str, Any]:
+    """Train and measure one cell, on a GPU where there is one; keep its result and the labels it predicts in ``results``."""
+    train, test, classes = tensors(run, data_dir)
+    if run.samples is not None:
+        train = train[0][: run.samples], train[1][: run.samples]
+    build = partial(
+        nets.build, run.model, train[0].shape[1:], classes, run.width, prior="omega" if run.prior == "omega" else "u"
+    )
+    schedule = Schedule(
+        epochs=run.epochs, batch_size=run.batch_size, lr=run.lr, trust=run.trust, every=run.every, step=METHODS[run.method]
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    augment = data.flip_and_crop if "cifar" in run.task else None
+    result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device, augment)
+    predicted = [result.pop(key) for key in ("correct", "predicted")][1]
+    (results / run.file).parent.mkdir(parents=True, exist_ok=True)
+    np.save(results / f"{run.file}.npy", np.asarray(predicted, dtype=np.uint8))
+    write(result, results / f"{run.file}.json")
+    return result
+
+
+def rows(
+    table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, float]], results: Path = RESULTS
+) -> list[dict]:
+    """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none."""
+    found: dict[str, list[dict]] = {name: [] for name in runs}
+    for path in sorted((results / table).glob("*.json")):
+        result = json.loads(path.read_text())
+        config = Run(**result["config"])
+        if config.name in found:
+            found[config.name].append(result)
+    return [_row(run, found[name], paper.get((run.task, run.model, run.prior, run.method), {})) for name, run in runs.items()]
+
+
+def _row(run: Run, results: Sequence[dict], paper: Mapping[str, float]) -> dict[str, Any]:
+    cells = [result["row"] for result in results]
+    mean = {
+        key: statistics.fmean(cell[key] for cell in cells) if cells else None
+        for key in ("accuracy", "nll", "evidence", "seconds")
+    }
+    accuracies = [cell["accuracy"] for cell in cells]
+    return {
+        "name": run.name,
+        "task": run.task,
+        "dataset": run.task,
+        "model": run.model,
+        "prior": run.prior,
+        "method": run.method,
+        **mean,
+        "spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        "seeds": [result["config"]["seed"] for result in results],
+        "parameters": cells[0]["parameters"] if cells else None,
+        "epochs": results[0]["config"]["epochs"] if results else None,
+        "device": results[0]["provenance"]["device"] if results else None,
+        "shares": mean_shares(results[0]["symmetry"]) if results else None,
+        **{f"paper_{key}": paper.get(key) for key in ("accuracy", "nll", "evidence")},
+    }
+
+
+def mean_shares(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The share of each path, averaged over layers."""
+    shares: dict[str, list[float]] = {}
+    for path in symmetry:
+        shares.setdefault(path["path"], []).append(path["share"] or 0.0)
+    return {path: statistics.fmean(values) for path, values in shares.items()}
