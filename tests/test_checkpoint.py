@@ -54,6 +54,10 @@ def stopped_after(epoch):
     return log
 
 
+def jitter(x, noise):
+    return x + torch.randn(x.shape, generator=noise)
+
+
 CASES = {
     "adam": ("categorical", {}),
     "sgd": ("categorical", {"optimiser": "sgd", "lr": 0.05}),
@@ -61,6 +65,7 @@ CASES = {
     "map": ("categorical", {"step": "none"}),
     "noise": ("gaussian", {}),
     "student-t": ("categorical", {"nu": 4.0}),
+    "augmented": ("categorical", {"augment": jitter}),
 }
 
 
@@ -94,6 +99,23 @@ def test_a_resumed_run_takes_up_the_loaders_shuffling(tmp_path):
         fit(network(), loader(), checkpoint=tmp_path / "c", log=stopped_after(2), **options)
     resumed = fit(network(), loader(), checkpoint=tmp_path / "c", resume=True, **options)
     assert untimed(whole.history) == untimed(resumed.history)
+
+
+def test_a_resumed_run_takes_up_the_noise_of_augmentation(tmp_path):
+    """Batch by batch, where the data are no tensors; another state of the generator is another run."""
+    options = {"epochs": 4, "batch_size": 8, "checkpoint_seconds": 0, "augment": jitter, "evidence_data": classification()}
+    batches = list(zip(*(t.split(8) for t in classification()), strict=True))
+    whole = fit(network(), batches, **options)
+    with pytest.raises(Stop):
+        fit(network(), batches, checkpoint=tmp_path / "c", log=stopped_after(2), **options)
+    tensors, state = checkpoint.read(tmp_path / "c")
+    resumed = fit(network(), batches, checkpoint=tmp_path / "c", resume=True, **options)
+    assert untimed(whole.history) == untimed(resumed.history)
+    tensors["generator/noise"] = torch.Generator().manual_seed(0).get_state()
+    checkpoint.write(tmp_path / "other", tensors, state)
+    other = fit(network(), batches, checkpoint=tmp_path / "other", resume=True, **options)
+    assert untimed(whole.history)[:2] == untimed(other.history)[:2]
+    assert untimed(whole.history)[2:] != untimed(other.history)[2:]
 
 
 def test_without_resume_a_run_starts_anew(tmp_path):

@@ -1,4 +1,4 @@
-"""The pass over the data: options, batches and order, eigenvalues, and a model left as it was."""
+"""The pass over the data: options, batches and order, noise, and a model left as it was."""
 
 import copy
 
@@ -8,9 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-import oracles
 from autosym import layers, nets
-from autosym.curvature import Curvature, Factors
+from autosym.curvature import _Signs
 from autosym.likelihoods import LIKELIHOODS
 from factories import LAYERS
 from models import (
@@ -133,63 +132,29 @@ def test_float32_is_close_to_float64(likelihood):
                 assert (value.double() - factor).norm() < tolerance * factor.norm()
 
 
-# ---- eigenvalues
+# ---- noise of sampled curvature
 
 
-def with_factors(A, G):
-    return Curvature({"path": Factors(A, G)}, torch.zeros(()), 1, 1)
+@pytest.mark.parametrize("sizes", [[1] * 40, [7, 7, 7, 7, 7, 5], [40], [1, 39], [0, 3, 0, 37]], ids=str)
+@pytest.mark.parametrize("width", [1, 3])
+def test_signs_do_not_depend_on_how_many_are_drawn_at_a_time(sizes, width):
+    signs = _Signs(5)
+    drawn = torch.cat([signs(size, width).double() for size in sizes])
+    assert torch.equal(drawn, _Signs(5)(40, width).double())
+    assert drawn.shape == (40, width)
 
 
-def test_eigenvalues_are_those_of_the_kronecker_product():
-    found = curvature(mlp(5, 4, 3), draw("categorical", 9))
-    for name, (lam, mu) in found.eigenvalues().items():
-        products = (lam[0, :, None] * mu[0, None, :]).flatten().sort().values
-        dense = torch.linalg.eigvalsh(oracles.kron_blocks(found, name)[0])
-        assert_close(products, dense, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.fault(21)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
-def test_eigenvalues_survive_any_scale_and_repetition(scale, dtype):
-    spread = torch.tensor([0.0, 1.0, 1.0, 2.0], dtype=torch.float64)
-    basis = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
-    A = (basis * spread @ basis.T * scale).to(dtype)[None]
-    G = (torch.eye(3, dtype=torch.float64) * scale).to(dtype)[None]
-    lam, mu = with_factors(A, G).eigenvalues()["path"]
-    assert lam.dtype == mu.dtype == torch.float64
-    tolerance = scale * (1e-6 if dtype == torch.float32 else 1e-13)
-    assert_close(mu[0], spread * scale, rtol=0, atol=tolerance)
-    assert_close(lam[0], torch.full((3,), scale, dtype=torch.float64), rtol=0, atol=tolerance)
-    assert mu.min() >= 0
-
-
-@pytest.mark.fault(21)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_eigenvalues_of_zero_factors_are_zero_block_by_block(dtype):
-    A = torch.stack([torch.zeros(3, 3, dtype=dtype), torch.eye(3, dtype=dtype)])
-    lam, mu = with_factors(A, torch.zeros(2, 2, 2, dtype=dtype)).eigenvalues()["path"]
-    assert_close(mu, torch.tensor([[0.0, 0, 0], [1, 1, 1]], dtype=torch.float64), rtol=1e-6, atol=0)
-    assert lam.tolist() == [[0, 0], [0, 0]]
-
-
-@pytest.mark.fault(21)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_eigenvalues_are_never_negative(dtype):
-    """Those of a matrix of rank one are rounded to both sides of zero."""
-    a = torch.randn(60, 1, dtype=dtype)
-    factor = (a @ a.T)[None]
-    assert torch.linalg.eigvalsh(factor).min() < 0, "the test would be empty"
-    lam, mu = with_factors(factor, factor).eigenvalues()["path"]
-    assert lam.min() >= 0
-    assert mu.min() >= 0
-
-
-@pytest.mark.fault(21)
-def test_eigenvalues_of_a_factor_whose_trace_leaves_float32():
-    """Every entry fits in float32, their sum does not."""
-    lam, _ = with_factors(torch.eye(1)[None], 2e38 * torch.eye(4)[None]).eigenvalues()["path"]
-    assert_close(lam[0], torch.full((4,), 2e38, dtype=torch.float64), rtol=1e-6, atol=0)
+def test_signs_are_independent_beyond_the_buffer():
+    one, parts = _Signs(2), _Signs(2)
+    whole = one(5000, 4)
+    assert torch.equal(torch.cat([parts(size, 4) for size in (1000, 24, 1, 2000, 1975)]), whole)
+    assert set(whole.unique().tolist()) == {-1, 1}
+    whole = whole.double()
+    assert whole.mean(0).abs().max() < 0.06, "four standard deviations"
+    assert (whole.T @ whole / 5000 - torch.eye(4)).abs().max() < 0.06
+    assert (whole[:-1] * whole[1:]).mean(0).abs().max() < 0.06
+    assert (whole[:1024] * whole[1024:2048]).mean(0).abs().max() < 0.13
+    assert not torch.equal(_Signs(3)(5000, 4), _Signs(2)(5000, 4))
 
 
 # ---- the model is left as it was

@@ -10,7 +10,6 @@ differentiate with respect to the outputs of paths only. Sums and counts are acc
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -183,28 +182,21 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64, all of one size together.
 
     Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Those that still fail are
-    solved in float64. Small ones are solved on the host, many at a time: a GPU would take them one by one.
+    solved in float64, as are small ones on a GPU, where that solver is twice as fast.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
     by_size: dict[tuple, list[str]] = {}
     for name, f in factors.items():
         by_size.setdefault((f.shape[-1], f.dtype, f.device), []).append(name)
-    with _single_threads() as pool:
-        solutions = []
-        for (size, dtype, _), names in by_size.items():
-            scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
-            scaled = torch.cat([(factors[n] / scales[n]).to(dtype) for n in names])
-            if size <= 512:
-                solutions.append([pool.submit(_solve, part) for part in scaled.cpu().chunk(32)])
-            else:
-                solutions.append([_done(_solve(scaled))])
-        found: dict[str, Tensor] = {}
-        for names, parts in zip(by_size.values(), solutions, strict=True):
-            values = torch.cat([part.result() for part in parts])
-            if not torch.isfinite(values).all():
-                raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64")
-            values = values.clamp_min(0).to(traces[names[0]].device).split([len(factors[n]) for n in names])
-            found |= {n: part * traces[n][:, None] for n, part in zip(names, values, strict=True)}
+    found: dict[str, Tensor] = {}
+    for (size, dtype, device), names in by_size.items():
+        scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
+        precision = torch.float64 if device.type == "cuda" and size <= 512 else dtype
+        values = _solve(torch.cat([(factors[n] / scales[n]).to(precision) for n in names]))
+        if not torch.isfinite(values).all():
+            raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64")
+        parts = values.clamp_min(0).split([len(factors[n]) for n in names])
+        found |= {n: part * traces[n][:, None] for n, part in zip(names, parts, strict=True)}
     return {name: found[name] for name in factors}
 
 
@@ -216,23 +208,6 @@ def _solve(matrices: Tensor) -> Tensor:
             if torch.isfinite(values).all():
                 return values
     return matrices.new_full(matrices.shape[:-1], torch.nan, dtype=torch.float64)
-
-
-@contextmanager
-def _single_threads() -> Iterator[ThreadPoolExecutor]:
-    """As many workers as torch has threads, each with one of them: matrices are solved side by side rather than each by all."""
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _done(value: Tensor) -> "Future[Tensor]":
-    future: Future[Tensor] = Future()
-    future.set_result(value)
-    return future
 
 
 def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
