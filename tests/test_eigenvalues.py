@@ -1,0 +1,168 @@
+"""Eigenvalues of Kronecker factors: of any size, scale and type, never negative, solved many at a time."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import oracles
+from autosym.curvature import Curvature, Factors, _eigvalsh
+from models import curvature, draw, mlp
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A solver of several threads waits for ever where other work has the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def with_factors(A, G):
+    return Curvature({"path": Factors(A, G)}, torch.zeros(()), 1, 1)
+
+
+def test_eigenvalues_are_those_of_the_kronecker_product():
+    found = curvature(mlp(5, 4, 3), draw("categorical", 9))
+    for name, (lam, mu) in found.eigenvalues().items():
+        products = (lam[0, :, None] * mu[0, None, :]).flatten().sort().values
+        dense = torch.linalg.eigvalsh(oracles.kron_blocks(found, name)[0])
+        assert_close(products, dense, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_eigenvalues_survive_any_scale_and_repetition(scale, dtype):
+    spread = torch.tensor([0.0, 1.0, 1.0, 2.0], dtype=torch.float64)
+    basis = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    A = (basis * spread @ basis.T * scale).to(dtype)[None]
+    G = (torch.eye(3, dtype=torch.float64) * scale).to(dtype)[None]
+    lam, mu = with_factors(A, G).eigenvalues()["path"]
+    assert lam.dtype == mu.dtype == torch.float64
+    tolerance = scale * (1e-6 if dtype == torch.float32 else 1e-13)
+    assert_close(mu[0], spread * scale, rtol=0, atol=tolerance)
+    assert_close(lam[0], torch.full((3,), scale, dtype=torch.float64), rtol=0, atol=tolerance)
+    assert mu.min() >= 0
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_eigenvalues_of_zero_factors_are_zero_block_by_block(dtype):
+    A = torch.stack([torch.zeros(3, 3, dtype=dtype), torch.eye(3, dtype=dtype)])
+    lam, mu = with_factors(A, torch.zeros(2, 2, 2, dtype=dtype)).eigenvalues()["path"]
+    assert_close(mu, torch.tensor([[0.0, 0, 0], [1, 1, 1]], dtype=torch.float64), rtol=1e-6, atol=0)
+    assert lam.tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_eigenvalues_are_never_negative(dtype):
+    """Those of a matrix of rank one are rounded to both sides of zero."""
+    a = torch.randn(60, 1, dtype=dtype)
+    factor = (a @ a.T)[None]
+    assert torch.linalg.eigvalsh(factor).min() < 0, "the test would be empty"
+    lam, mu = with_factors(factor, factor).eigenvalues()["path"]
+    assert lam.min() >= 0
+    assert mu.min() >= 0
+
+
+@pytest.mark.fault(21)
+def test_eigenvalues_of_a_factor_whose_trace_leaves_float32():
+    """Every entry fits in float32, their sum does not."""
+    lam, _ = with_factors(torch.eye(1)[None], 2e38 * torch.eye(4)[None]).eigenvalues()["path"]
+    assert_close(lam[0], torch.full((4,), 2e38, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def spread_of_sizes():
+    """Factors of several sizes and types, among them a zero one, one of rank one, and badly scaled blocks."""
+
+    def positive(blocks, size, dtype=torch.float64):
+        root = torch.randn(blocks, size, size, dtype=torch.float64)
+        return (root @ root.mT).to(dtype)
+
+    a = torch.randn(1, 4, 1, dtype=torch.float64)
+    return {
+        "plain": positive(1, 4),
+        "zero": torch.zeros(2, 4, 4, dtype=torch.float64),
+        "one": positive(3, 1),
+        "tiny and huge": positive(3, 4) * torch.tensor([1e-200, 1.0, 1e200], dtype=torch.float64)[:, None, None],
+        "single": positive(2, 4, torch.float32),
+        "single, badly scaled": positive(2, 4, torch.float32) * torch.tensor([1e-30, 1e30])[:, None, None],
+        "rank one": a @ a.mT,
+        "larger": positive(1, 7),
+        "larger single": positive(1, 7, torch.float32),
+        "very large": positive(2, 520),
+        "very large single": positive(1, 513, torch.float32),
+        "uneven": torch.diag(torch.tensor([1e-12, 1.0, 1e12], dtype=torch.float64))[None],
+    }
+
+
+@pytest.mark.fault(21)
+def test_eigenvalues_by_size_are_those_one_by_one():
+    factors = spread_of_sizes()
+    found = _eigvalsh(factors)
+    assert list(found) == list(factors)
+    for name, factor in factors.items():
+        assert_close(found[name], _eigvalsh({name: factor})[name], rtol=1e-12, atol=0, msg=lambda m, name=name: f"{name}: {m}")
+        assert found[name].dtype == torch.float64
+        for values, block in zip(found[name], factor.double(), strict=True):
+            exact = torch.linalg.eigvalsh(block)
+            assert (values - exact).norm() <= (5e-6 if factor.dtype == torch.float32 else 1e-13) * exact.norm(), name
+    assert (found["zero"] == 0).all()
+
+
+def test_eigenvalues_are_solved_once_in_the_precision_of_the_factor(monkeypatch):
+    calls, real, factors = [], torch.linalg.eigvalsh, spread_of_sizes()
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda matrices: calls.append(matrices) or real(matrices))
+    _eigvalsh(factors)
+    solved, asked = Counter(), Counter()
+    for counts, matrices in ((solved, calls), (asked, factors.values())):
+        for matrix in matrices:
+            counts[matrix.shape[-1], matrix.dtype] += len(matrix)
+    assert solved == asked
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_is_as_it_was(threads, monkeypatch):
+    factors = {name: factor for name, factor in spread_of_sizes().items() if "very" not in name}
+    torch.set_num_threads(threads)
+    _eigvalsh(factors)
+    assert torch.get_num_threads() == threads
+    monkeypatch.setattr(torch.linalg, "eigvalsh", failing([torch.float32, torch.float64]))
+    with pytest.raises(ValueError, match="did not converge"):
+        _eigvalsh(factors)
+    assert torch.get_num_threads() == threads
+
+
+def failing(precisions, answer=None):
+    """A solver that fails in these precisions, by an error or by values that are not finite."""
+    real = torch.linalg.eigvalsh
+
+    def solve(matrices):
+        if matrices.dtype not in precisions:
+            return real(matrices)
+        if answer is None:
+            raise torch.linalg.LinAlgError("linalg.eigh: failed to converge")
+        return torch.full(matrices.shape[:-1], answer, dtype=matrices.dtype)
+
+    return solve
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("answer", [None, float("nan"), float("inf")], ids=str)
+def test_eigenvalues_that_fail_in_float32_are_taken_in_float64(answer, monkeypatch):
+    factors = spread_of_sizes()
+    expected = _eigvalsh({name: factor.double() for name, factor in factors.items()})
+    monkeypatch.setattr(torch.linalg, "eigvalsh", failing([torch.float32], answer))
+    for name, values in _eigvalsh(factors).items():
+        assert_close(values, expected[name], rtol=1e-6, atol=1e-6 * float(expected[name].max()))
+
+
+@pytest.mark.fault(21)
+def test_eigenvalues_that_fail_in_float64_are_named(monkeypatch):
+    monkeypatch.setattr(torch.linalg, "eigvalsh", failing([torch.float32, torch.float64]))
+    with pytest.raises(ValueError, match="the eigenvalues of A of path did not converge, even in float64"):
+        _eigvalsh({"A of path": torch.eye(3)[None]})

@@ -1,0 +1,233 @@
+"""A memory budget changes how many samples go at a time, and nothing else; running out of memory is named."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import autosym
+from autosym import curvature as curvature_module
+from autosym import log_evidence, nets
+from autosym.likelihoods import LIKELIHOODS
+from autosym.paths import Conv, Dense
+from autosym.sites import verify
+from models import convnet, curvature, draw, mlp, randomised
+
+SAMPLE = 1000  # bytes
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Every sample takes SAMPLE bytes: ``memory=known(3)`` is enough for three, and for no more."""
+    monkeypatch.setattr(curvature_module, "verify", lambda *inputs: verify(*inputs) and SAMPLE)
+    return lambda samples: (samples + 0.5) * SAMPLE / 2**30
+
+
+def taken(model, data, likelihood="categorical", **options):
+    """The curvature, and the sizes of the batches that the model saw after the two samples of its verification."""
+    sizes = []
+    handle = model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    found = curvature(model, data, likelihood, **options)
+    handle.remove()
+    assert sizes[0] == 2, "the verification"
+    return found, sizes[1:]
+
+
+def assert_equal_factors(one, two, tolerance=1e-12):
+    assert (one.samples, one.outputs, one.factors.keys()) == (two.samples, two.outputs, two.factors.keys())
+    assert float(one.statistic) == pytest.approx(float(two.statistic), rel=tolerance)
+    for name, factors in two.factors.items():
+        for letter in "AG":
+            expected = getattr(factors, letter)
+            assert (getattr(one.factors[name], letter) - expected).norm() <= tolerance * expected.norm(), (letter, name)
+
+
+def relaxed():
+    return randomised(nets.build("f-fc+conv", (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
+
+
+MODELS = {"mlp": (lambda: mlp(5, 4, 3), (5,)), "convnet": (convnet, (2, 6, 5)), "relaxed": (relaxed, (2, 4, 4))}
+SPLITS = {
+    "exact": ({}, [3] * 6 + [2]),
+    "sampled": ({"sampled": True}, [3] * 6 + [2]),
+    "subset": ({"subset": 7}, [3, 3, 1, 3, 3, 3, 3, 1]),
+    "sampled subset": ({"sampled": True, "subset": 7}, [3, 3, 1, 3, 3, 3, 3, 1]),
+    "small batches": ({"batch_size": 5}, [3, 2] * 4),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("case", SPLITS)
+def test_a_small_budget_takes_fewer_samples_at_a_time_and_gives_the_same(case, kind, known):
+    (make, shape), (options, sizes) = MODELS[kind], SPLITS[case]
+    model, data = make(), draw("categorical", 20, shape)
+    found, seen = taken(model, data, **options, seed=3, memory=known(3))
+    assert seen == sizes
+    whole, seen = taken(model, data, **options, seed=3)
+    assert max(seen) == (13 if "subset" in options else options.get("batch_size", 20)), "a budget is what splits them"
+    assert_equal_factors(found, whole)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_at_least_one_sample_is_taken_at_a_time(likelihood):
+    model, data = convnet(), draw(likelihood, 6, (2, 6, 5))
+    found, sizes = taken(model, data, likelihood, memory=1e-12)
+    assert sizes == [1] * 6
+    assert_equal_factors(found, curvature(model, data, likelihood))
+
+
+def test_a_large_batch_of_a_loader_is_split_too(known):
+    model, (x, y) = mlp(5, 4, 3), draw("categorical", 20)
+    loader = DataLoader(TensorDataset(x, y), 16)
+    found, sizes = taken(model, loader, memory=known(6))
+    assert sizes == [6, 6, 4, 4]
+    assert_equal_factors(found, curvature(model, (x, y)))
+
+
+def test_without_a_budget_batches_are_whole():
+    model, data = mlp(5, 4, 3), draw("categorical", 600)
+    assert taken(model, data)[1] == [256, 256, 88]
+    assert taken(model, data, batch_size=1000)[1] == [600]
+    assert taken(model, data, memory=2.0)[1] == [256, 256, 88]
+
+
+def test_the_evidence_takes_a_budget(known):
+    model, data, sizes = mlp(5, 4, 3), draw("categorical", 20), []
+    expected = log_evidence(model, data)
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    assert log_evidence(model, data, memory=known(3)) == pytest.approx(expected, rel=1e-12)
+    assert max(sizes) == 3
+
+
+@pytest.mark.parametrize("step", ["mackay", "none"])
+def test_a_fit_takes_a_budget_for_its_evidence(step, known):
+    (x, y), runs = draw("categorical", 20), []
+    for memory in (None, known(3)):
+        torch.manual_seed(0)
+        model, sizes = mlp(5, 4, 3), []
+        model.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        fit = autosym.fit(model, (x, y), epochs=2, batch_size=20, burn_in=0, every=1, step=step, memory=memory)
+        runs.append((fit.history[-1]["loss"], fit.prior.precision(), float(fit.evidence.log_evidence)))
+    assert [size for size in sizes if size not in (2, 20)] == [3] * 6 * (3 if step == "mackay" else 1)
+    for one, two in zip(*runs, strict=True):
+        assert two == pytest.approx(one, rel=1e-9)
+
+
+def test_what_a_sample_takes_grows_with_the_map_and_not_with_the_number_of_samples():
+    model = randomised(nn.Sequential(nn.Conv2d(2, 8, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)))
+    small, large = (torch.randn(8, 2, size, size, dtype=torch.float64) for size in (8, 16))
+    assert verify(model, small) == pytest.approx(verify(model, small[:2].clone()), rel=1e-2)
+    assert verify(model, large) > 4 * verify(model, small)
+    columns, outputs = (8 * positions * 14 * 14 for positions in (2 * 9, 8))  # of float64: patches, and what autograd keeps
+    assert 3 * columns + outputs <= verify(model, large) <= 2 * (3 * columns + outputs)
+
+
+def test_a_budget_is_of_what_samples_take():
+    """By the estimate itself: a tenth of the memory of a batch of 20 is that of few samples, twice as much that of more."""
+    model, data = convnet(), draw("categorical", 20, (2, 6, 5))
+    whole = 20 * verify(model, data[0]) / 2**30
+    largest = [max(taken(model, data, memory=part * whole)[1]) for part in (0.001, 0.1, 0.2, 100)]
+    assert largest[0] == 1
+    assert largest[-1] == 20
+    assert largest == sorted(largest)
+    assert largest[1] <= 2
+
+
+@pytest.mark.parametrize("memory", [0, -1, 0.0, -math.inf, math.nan])
+def test_impossible_budgets(memory):
+    with pytest.raises(ValueError, match=f"memory is in GiB and must be positive, got {memory}"):
+        curvature(mlp(5, 4, 3), draw("categorical", 6), memory=memory)
+
+
+# ---- no memory left
+
+SHORTAGES = {
+    "gpu": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        "8000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+}
+REMEDIES = ("memory=", "batch_size=", "f-fc", "requires_grad_(False)")
+
+
+def raising(error, real, when):
+    def run(self, *inputs):
+        if when(self):
+            raise error
+        return real(self, *inputs)
+
+    return run
+
+
+def out_of_memory(model, data, error, **options):
+    with pytest.raises(MemoryError, match="out of memory in the curvature pass at ") as caught:
+        curvature(model, data, **options)
+    message = str(caught.value)
+    assert all(remedy in message for remedy in REMEDIES)
+    assert caught.value.__cause__ is error
+    return message
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+def test_a_factor_of_inputs_that_finds_no_memory(kind, monkeypatch):
+    error, model = SHORTAGES[kind](), convnet()
+    monkeypatch.setattr(Conv, "gram", raising(error, Conv.gram, lambda path: path.kernel_size == (3, 1)))
+    message = out_of_memory(model, draw("categorical", 6, (2, 6, 5)), error)
+    assert "pass at 2.weight; the largest factor so far is of 0.weight, 0.00 GiB" in message
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+def test_a_factor_of_inputs_from_columns_that_finds_no_memory(kind, monkeypatch):
+    """Of paths without a gram of their own; the verification, which comes first, finds memory."""
+    error, model, calls = SHORTAGES[kind](), mlp(5, 4, 4, 3), []
+    count = lambda path: calls.append(path) or len(calls) == 5  # noqa: E731 (three layers, then the second again)
+    monkeypatch.setattr(Dense, "columns", raising(error, Dense.columns, count))
+    message = out_of_memory(model, draw("categorical", 6), error)
+    assert "pass at 2.weight; the largest factor so far is of 0.weight" in message
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+def test_a_factor_of_cotangents_that_finds_no_memory(kind, monkeypatch):
+    error, model, real = SHORTAGES[kind](), convnet(), curvature_module.gram
+    monkeypatch.setattr(curvature_module, "gram", lambda t: raising(error, real, lambda t: t.shape[-1] == 2)(t))
+    message = out_of_memory(model, draw("categorical", 6, (2, 6, 5)), error)
+    assert "pass at 2.weight" in message
+
+
+@pytest.mark.parametrize("kind", SHORTAGES)
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_layer_that_finds_no_memory(first, kind, monkeypatch):
+    """In the verification, before there is any factor, or in a batch."""
+    error, model, calls = SHORTAGES[kind](), mlp(5, 4, 3), []
+    count = lambda layer: layer is model[2] and (calls.append(1) or len(calls) == first)  # noqa: E731
+    monkeypatch.setattr(nn.Linear, "forward", raising(error, nn.Linear.forward, count))
+    assert ("the largest factor so far" in out_of_memory(model, draw("categorical", 6), error, batch_size=3)) is (first > 1)
+
+
+def test_the_largest_factor_is_named(monkeypatch):
+    """So that one sees what to make smaller: here A of 700 inputs."""
+    error = SHORTAGES["cpu"]()
+    model, data = mlp(5, 700, 4, 3), draw("categorical", 6)
+    real = curvature_module.add_gram
+    monkeypatch.setattr(curvature_module, "add_gram", raising(error, real, lambda total: total.shape[-1] == 4))
+    assert "the largest factor so far is of 2.weight, 0.00 GiB" in out_of_memory(model, data, error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a matrix is singular"), KeyError("memory"), MemoryError("own")], ids=repr)
+def test_other_errors_pass_unchanged(error, monkeypatch):
+    monkeypatch.setattr(Conv, "gram", raising(error, Conv.gram, lambda path: True))
+    with pytest.raises(type(error)) as caught:
+        curvature(convnet(), draw("categorical", 6, (2, 6, 5)))
+    assert caught.value is error
+
+
+def test_a_model_is_left_as_it_was_when_memory_is_short(monkeypatch):
+    model = convnet()
+    monkeypatch.setattr(Conv, "gram", raising(SHORTAGES["gpu"](), Conv.gram, lambda path: True))
+    with pytest.raises(MemoryError):
+        curvature(model, draw("categorical", 6, (2, 6, 5)))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
