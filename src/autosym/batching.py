@@ -29,8 +29,7 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
         raise ValueError(f"batch_size must be positive, got {batch_size}")
     if is_pair(data):
         inputs, targets = data
-        if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
+        _check_lengths(inputs, targets)
         data = TensorDataset(inputs, targets)
     if type(data) is TensorDataset and len(data.tensors) == 2:  # whole batches, not one sample at a time
         inputs, targets = data.tensors
@@ -70,6 +69,11 @@ def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor
     parameter = next(model.parameters())
     y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)
     return x.to(parameter), y
+
+
+def _check_lengths(inputs: Tensor, targets: Tensor) -> None:
+    if len(inputs) != len(targets):
+        raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
 
 
 def check_loader(data: Data, allow_partial: bool = False) -> None:
@@ -123,10 +127,11 @@ class Stream:
     ):
         self.data, self.batch_size, self.model, self.check, self.augment = data, batch_size, model, check, augment
         self.shuffle = Generator().manual_seed(seed)
-        self.noise = Generator(next(model.parameters()).device).manual_seed(seed)
+        self.noise = Generator(next(model.parameters()).device).manual_seed(seed + 1)  # not the draws of the shuffle
         self.resident: tuple[Tensor, Tensor] | None = None
         tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset and len(data.tensors) == 2 else None
         if tensors is not None and _fits(tensors, self.noise.device):
+            _check_lengths(*tensors)
             check(tensors[1])
             x, y = to_model(*tensors, model, "the data")
             self.resident = (x, y)
@@ -138,7 +143,7 @@ class Stream:
             for x, y in batches(self.data, self.batch_size, self.shuffle):
                 self.check(y)
                 x, y = to_model(x, y, self.model, f"a batch of epoch {number}")
-                yield x if self.augment is None else self.augment(x, self.noise), y
+                yield x if self.augment is None else self.augment(x.clone(), self.noise), y
             return
         x, y = self.resident
         order = torch.randperm(len(x), generator=self.shuffle).to(x.device)

@@ -63,6 +63,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise ValueError(
                     f"{path} is of version {header['version']}, newer than this autosym reads ({VERSION}): upgrade autosym"
                 )
+            if int(header["version"]) < VERSION:
+                raise ValueError(
+                    f"{path} was written by an older autosym (version {header['version']}, this is {VERSION}): start anew"
+                )
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["state"])  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or not a checkpoint ({error}): use an earlier one, or start anew") from error
@@ -109,7 +113,8 @@ class State:
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
         own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
         load_into(self._tensors(), own, path)
-        self.prior.scales = {n.removeprefix("scales/"): t for n, t in tensors.items() if n.startswith("scales/")}
+        device = self.weights.lr.device
+        self.prior.scales = {n.removeprefix("scales/"): t.to(device) for n, t in tensors.items() if n.startswith("scales/")}
         self.prior.mixture_bound = state["mixture_bound"]
         for name, generator in self._generators().items():
             generator.set_state(tensors[f"generator/{name}"])

@@ -44,7 +44,7 @@ def patches(x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (1, 1
 
 def circular_conv(x: Tensor, filters: Tensor) -> Tensor:
     """y[c', p] = sum_{c, u} filters[c', c, u] x[c, p + u] for u centred at 0, with positions taken around the sides."""
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, filters = x.to(dtype), filters.to(dtype)
     return _CircularConv.apply(x, filters)

@@ -10,7 +10,7 @@ differentiate with respect to the outputs of paths only. Sums and counts are acc
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -95,11 +95,11 @@ def kfac(
     device = next(model.parameters()).device
     statistic = torch.zeros((), dtype=torch.float64, device=device)
     samples = outputs = limit = 0
-    with tape, torch.enable_grad(), _named_shortage(sums):
+    with tape, torch.enable_grad():
         for x, y in batches(data, (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size):
             x, y = to_model(x, y, model, f"samples {samples} to {samples + len(x) - 1}")
             if not samples:
-                limit = max(1, int(_budget(memory, device) / verify(model, x[:2], expand_bias)))
+                limit = max(1, int(min(_budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
             mask = None if used is None else used[torch.arange(samples, samples + len(x)) % len(used)]
             samples += len(x)
             for x_part, y_part, record in _split(x, y, mask, limit):
@@ -115,8 +115,9 @@ def kfac(
                     for column in roots.unbind(2):
                         for names, rows in tape.backward(f, column):
                             sums.add_rows(names, rows)
-    check_seen(samples, data, allow_partial)
-    return Curvature(sums.factors((site.name for site in tape.sites), samples, share_blocks), statistic.cpu(), samples, outputs)
+        check_seen(samples, data, allow_partial)
+        factors = sums.factors((site.name for site in tape.sites), samples, share_blocks)
+    return Curvature(factors, statistic.cpu(), samples, outputs)
 
 
 class _Sums:
@@ -127,10 +128,8 @@ class _Sums:
         self.A: dict[str, Tensor] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # of paths that share their rows, once
         self.used = 0
-        self.current = ""
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
-        self.current = name
         x = x.to(self.dtype or x.dtype)
         if type(path).gram is Path.gram:  # no faster form than from columns
             _add(self.A, name, path.columns(x))
@@ -139,7 +138,6 @@ class _Sums:
             self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
-        self.current = names[0]
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
     def factors(self, names: Iterable[str], samples: int, share_blocks: bool) -> dict[str, Factors]:
@@ -226,24 +224,6 @@ def _budget(memory: float | None, device: torch.device) -> float:
             raise ValueError(f"memory is in GiB and must be positive, got {memory}")
         return memory * 2**30
     return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 2 * 2**30
-
-
-@contextmanager
-def _named_shortage(sums: "_Sums") -> Iterator[None]:
-    """Running out of memory, with the layer at which it happened and what to change."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            raise
-        parts = {**sums.A, **{names[0]: G for names, G in sums.G.items()}}
-        held = {name: t.numel() * t.element_size() / 2**30 for name, t in parts.items()}
-        largest = max(held, key=lambda name: held[name], default=None)
-        factors = f"; the largest factor so far is of {largest}, {held[largest]:.2f} GiB" if largest else ""
-        raise MemoryError(
-            f"out of memory in the curvature pass at {sums.current or 'the first layer'}{factors}: pass a smaller memory= (GiB) "
-            "or batch_size=, or, if a factor is too large, use a factored layer (f-fc) in its place, or freeze it by requires_grad_(False)"
-        ) from error
 
 
 def _choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:

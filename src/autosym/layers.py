@@ -129,7 +129,7 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
     height, width = y.shape[-2:]
     if height % stride or width % stride:
         raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
-    maps = y.flatten(1, -3)  # (B, C, H, W)
+    maps = y.reshape(len(y), -1, height, width)
     norms = torch.linalg.vector_norm(maps.detach(), dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
     chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): of the stride^2 grids
     positions = _grids(height, width, stride, y.device)[chosen]

@@ -56,7 +56,7 @@ class Categorical(nn.Module):
 
     def root(self, outputs: Tensor) -> Tensor:
         p = outputs.softmax(-1)
-        tail = p.flip(-1).cumsum(-1).flip(-1).clamp_min(torch.finfo(p.dtype).tiny)  # r_j; q_j is r_{j+1}
+        tail = (p @ p.new_ones(p.shape[1], p.shape[1]).tril()).clamp_min(torch.finfo(p.dtype).tiny)  # r_j; q_j is r_{j+1}
         here, rest = tail[:, :-1], tail[:, 1:]
         below = -p[:, :, None] * (p[:, :-1] / here).sqrt()[:, None, :] / rest.sqrt()[:, None, :]
         diagonal = torch.diag_embed((p[:, :-1] / here).sqrt() * rest.sqrt())

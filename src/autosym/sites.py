@@ -81,6 +81,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     They differ where a parameter acts outside of its path (used in a function, reparametrised), or a path is ill defined.
     Returns the bytes that a pass takes for each sample: what autograd keeps, and three times the largest columns or rows.
     """
+    x = x.clone()  # of which the storage is its own
     columns: dict[str, Tensor] = {}
     kept: dict[int, int] = {}
 
@@ -104,7 +105,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
                 f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside of "
                 f"{type(site.module).__name__}, or reparametrised; use it once, as the layer's own weight, or freeze it"
             )
-    weights = {site.parameter.untyped_storage().data_ptr() for site in owned}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     activations = sum(size for where, size in kept.items() if where not in weights)
     largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
     return (activations + 3 * largest) / len(x)
@@ -143,15 +144,25 @@ class Tape:
         self.paths: dict[str, Definition] = {}
         self.recording = self.blaming = False
         self.batch = 0
+        self.current = sites[0].name  # where a pass is
 
     def __enter__(self) -> "Tape":
         self.handles = [module.register_forward_hook(self._hook) for module in self.by_module]
+        self.handles += [module.register_forward_pre_hook(self._enter, prepend=True) for module in self.by_module]
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for handle in self.handles:
             handle.remove()
         self.edges.clear()
+        if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
+            raise MemoryError(
+                f"out of memory in the curvature pass at {self.current}: pass a smaller memory= (GiB) or batch_size=, or, if its factors "
+                "are too large, use a factored layer (f-fc) in its place, or freeze it by requires_grad_(False)"
+            ) from error
+
+    def _enter(self, module: nn.Module, _: object) -> None:
+        self.current = self.by_module[module][0].name
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
         """The outputs of the model alone, without a graph."""
@@ -185,6 +196,7 @@ class Tape:
             for site in self.by_module[module]:
                 if grad is None:
                     raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
+                self.current = site.name
                 rows = self.paths[site.name].rows(grad)
                 if rows.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr():
                     yield (site.name,), rows
@@ -192,7 +204,9 @@ class Tape:
                 place = (rows.data_ptr(), rows.shape, rows.stride())
                 names, _ = same.get(place, ((), rows))
                 same[place] = ((*names, site.name), rows)
-        yield from same.values()
+        for names, rows in same.values():
+            self.current = names[0]
+            yield names, rows
 
     @contextmanager
     def _weights_aside(self) -> Iterator[None]:

@@ -42,8 +42,8 @@ class Basis(nn.Module):
         self._kept: tuple[tuple, Tensor] | None = None
 
     def forward(self) -> Tensor:
-        """phi, kept while neither omega nor z has changed."""
-        if self.omega.requires_grad or self.shift is not None:
+        """phi, kept while neither omega nor z has changed; not if they are learned: a replayed step changes them unseen."""
+        if isinstance(self.omega, nn.Parameter) or self.shift is not None:
             return self._gaussians()
         key = (self.omega._version, id(self.omega), self.z._version, id(self.z), self.omega.dtype, self.omega.device)
         if self._kept is None or self._kept[0] != key:

@@ -317,19 +317,20 @@ def _no_denormals() -> Iterator[None]:
 
 @contextmanager
 def _determinism(wanted: bool) -> Iterator[None]:
-    """The same sums in the same order every time, on a GPU too."""
+    """The same sums in the same order every time, on a GPU too (where cuBLAS needs a setting, which stays)."""
     if not wanted:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark
 
 
 @contextmanager
