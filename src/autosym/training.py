@@ -58,7 +58,7 @@ class Schedule:
     settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
     every: int = 2  # epochs between evidence steps
     damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
-    trust: float = 0.5  # and at most this far (nats)
+    trust: float = 2.0  # and at most this far (nats)
     hyper_steps: int = 20  # Adam steps of a "gradient" step,
     hyper_lr: float = 0.1  # and their rate
     sampled: bool = True  # curvature of evidence steps by one backward pass in all instead of one for each output,

@@ -27,8 +27,8 @@ class Run:
     method: str = "evidence"
     seed: int = 1
     epochs: int = 120
-    lr: float = 0.01
-    trust: float = 1.0
+    lr: float = 0.05
+    trust: float = 2.0
     width: int = 3
     test: int = 360
 

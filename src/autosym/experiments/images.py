@@ -32,7 +32,7 @@ class Run:
     seed: int = 0
     epochs: int = 100
     lr: float = 0.05
-    trust: float = 1.0
+    trust: float = 2.0
     every: int = 2
     batch_size: int = 128
     width: int = 10

@@ -35,13 +35,13 @@ class Run:
     method: str = "evidence"
     seed: int = 1
     epochs: int = 60
-    lr: float = 0.005
+    lr: float = 0.05
     width: int = 12
     jitter: int = 2
     test: int = 360
 
 
-RATES = {"fc": 0.002, "conv": 0.005, "f-fc+conv": 0.005}  # the best for each of those tried on seed 0
+RATES = {"fc": 0.05, "conv": 0.05, "f-fc+conv": 0.05}  # the best for each of those tried on seed 0
 RUNS = {f"quadrant-digits/{t}/{m}/{k}": Run(t, m, k, lr=RATES[m]) for t in TASKS for m in MODELS for k in METHODS}
 RUNS["quadrant-digits"] = Run()
 DEMO = [(t, m, k) for m, k in (LEARNED, ("f-fc+conv", "map"), ("fc", "map"), ("conv", "map")) for t in TASKS]  # longest first
