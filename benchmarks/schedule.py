@@ -202,6 +202,7 @@ def run(
         "task": task,
         "seed": seed,
         "data": source,
+        "samples": len(train[0]),
         "epochs": schedule.epochs,
         "lines": lines,
         "evidence_seconds": spent,
@@ -237,9 +238,69 @@ def _blend(last: Curvature | None, new: Curvature, keep: float) -> Curvature:
     return replace(new, factors=mixed)
 
 
+def gather(paths: list[Path]) -> None:
+    """All runs, with the lines that hold evidence, in benchmarks/results/schedule.json, and a figure of how they ended."""
+    keep = ("epoch", "loss", "evidence", "accuracy", "free_share", "seconds")
+    runs = []
+    for path in paths:
+        for text in path.read_text().splitlines():
+            run = json.loads(text)
+            lines = [{k: _rounded(line[k]) for k in keep if k in line} for line in run["lines"] if "evidence" in line]
+            runs.append(run | {"lines": lines})
+    folder = Path(__file__).parent
+    (folder / "results").mkdir(exist_ok=True)
+    (folder / "results" / "schedule.json").write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
+    figure(runs, folder.parent / "docs" / "schedule.png")
+
+
+def _rounded(value):
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else float(f"{value:.5g}")
+
+
+def figure(runs: list[dict], path: Path) -> None:
+    """Evidence and held-out accuracy at the end of every run, by data and task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    kinds = [
+        k
+        for k in dict.fromkeys((r["data"], r["samples"]) for r in runs)
+        if sum((r["data"], r["samples"]) == k for r in runs) > 8
+    ]
+    colours = dict(zip(TASKS, ("#0072B2", "#D55E00"), strict=True))
+    figure, axes = plt.subplots(2, len(kinds), figsize=(7.5 * len(kinds), 11), layout="constrained", squeeze=False)
+    for column, (source, samples) in enumerate(kinds):
+        chosen = [r for r in runs if (r["data"], r["samples"]) == (source, samples) and r["seed"] == 0]
+        names = list(dict.fromkeys(r["variant"] for r in chosen))
+        names.sort(key=lambda name: sum(r["lines"][-1]["evidence"] or -99 for r in chosen if r["variant"] == name))
+        for row, (key, label) in enumerate(
+            (("evidence", "log evidence per sample (nats)"), ("accuracy", "held-out accuracy (%)"))
+        ):
+            axis = axes[row][column]
+            for task, colour in colours.items():
+                ends = {r["variant"]: r["lines"][-1][key] for r in chosen if r["task"] == task}
+                axis.plot(
+                    [ends.get(name) for name in names], range(len(names)), "o", color=colour, label=task.replace("+", " and ")
+                )
+            axis.set_yticks(range(len(names)), names, fontsize=9)
+            axis.set_xlabel(label)
+            axis.grid(axis="x", alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.set_xlim(left=max(axis.get_xlim()[0], -5 if key == "evidence" else 60))
+        axes[0][column].set_title(f"{'Embedded digits' if source == 'embedded' else 'MNIST'}, {samples:,} samples")
+        axes[0][column].legend(frameon=False, loc="lower right")
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", choices=("embedded", "mnist"))
+    parser.add_argument("source", choices=("embedded", "mnist", "gather"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
@@ -248,7 +309,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50_000, help="of MNIST, to train on")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/schedule.jsonl"))
+    parser.add_argument("--from", dest="given", type=Path, nargs="*", default=[], help="what to gather: files of JSON lines")
     options = parser.parse_args()
+    if options.source == "gather":
+        return gather(options.given)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     todo = [(v, t, s) for s in options.seeds for v in options.variants for t in options.tasks]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool, open(options.out, "a") as file:

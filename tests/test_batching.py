@@ -163,6 +163,18 @@ def test_targets_that_are_not_finite_are_named(kind):
         list(stream(KINDS[kind](x, y), check=lambda y: None).epoch(1))
 
 
+@pytest.mark.parametrize(("change", "count"), [(lambda y: y[:10], 10), (lambda y: y.repeat(2), 40)], ids=["fewer", "more"])
+@pytest.mark.parametrize("kind", ["tensors", "list of tensors"])
+def test_targets_of_another_number_are_named(kind, change, count):
+    """Also where the evidence has data of its own, which are whole."""
+    x, y = numbered()
+    data = KINDS[kind](x, change(y))
+    with pytest.raises(ValueError, match=f"20 inputs but {count} targets"):
+        stream(data)
+    with pytest.raises(ValueError, match=f"20 inputs but {count} targets"):
+        autosym.fit(mlp(5, 4, 3), data, evidence_data=(x, y), epochs=1, batch_size=8)
+
+
 @pytest.mark.parametrize("kind", RESIDENT)
 def test_a_bad_sample_of_tensors_is_found_before_the_first_step(kind):
     """Wherever it is: none is taken from a part of the data."""
@@ -256,6 +268,12 @@ def test_the_global_generator_is_not_used():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_noise_of_augmentation_is_not_that_of_the_shuffle(seed):
+    found = stream(numbered(), seed=seed)
+    assert not torch.equal(torch.randperm(20, generator=found.shuffle), torch.randperm(20, generator=found.noise))
+
+
 def test_epochs_are_augmented_anew():
     """Sample by sample: the same noise in each epoch would be no augmentation."""
     (x, y), noises = numbered(), []
@@ -269,7 +287,7 @@ def test_epochs_are_augmented_anew():
     assert all((first[row] - second[row]).abs().max() > 1e-3 for row in first)
 
 
-@pytest.mark.parametrize("kind", [*RESIDENT, "dataset", "loader"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_augmentation_in_place_leaves_the_data_as_they_were(kind):
     x, y = numbered()
     for _ in range(2):

@@ -144,6 +144,7 @@ BAD = {
     "noise": (lambda p: p.write_bytes(bytes(range(1, 200))), "truncated or not a checkpoint"),
     "foreign": (lambda p: written(p, kind="other"), "not a checkpoint of autosym"),
     "newer": (lambda p: written(p, checkpoint.VERSION + 1), "newer than this autosym reads"),
+    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 1, this is 2\): start anew"),
     "pickle": (pickled, "holds a pickle"),
     "torch.save": (lambda p: torch.save({"a": torch.ones(2)}, p), "holds a pickle"),
 }
@@ -156,6 +157,20 @@ def test_other_files_are_refused_by_what_they_are(kind, tmp_path):
     make(tmp_path / "c")
     with pytest.raises(ValueError, match=message):
         checkpoint.read(tmp_path / "c")
+
+
+@pytest.mark.fault(23)
+def test_a_run_does_not_resume_from_a_checkpoint_of_version_1(tmp_path):
+    """As it was written: without the rates and the noise of version 2, and with the number of steps in the header."""
+    fit(network(), classification(), epochs=2, checkpoint=tmp_path / "c")
+    tensors, state = checkpoint.read(tmp_path / "c")
+    new = ("weights/steps", "weights/rates", "generator/noise")
+    old = {name: tensor for name, tensor in tensors.items() if name not in new}
+    assert len(old) == len(tensors) - len(new)
+    header = {"format": checkpoint.FORMAT, "version": "1", "state": json.dumps(state | {"steps": 2})}
+    save_file(old, tmp_path / "c", header)
+    with pytest.raises(ValueError, match="by an older autosym"):
+        fit(network(), classification(), epochs=2, checkpoint=tmp_path / "c", resume=True)
 
 
 @pytest.mark.fault(23)

@@ -148,7 +148,7 @@ def test_run_for_people(capsys, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["config"]["seed"] == 7
     assert result["row"]["task"] == "digit+quadrant"
-    assert f"{name}: test accuracy {result['row']['accuracy']:.1f} +-" in text
+    assert f"{name}: test accuracy {result['row']['accuracy']:.2f} +-" in text
     for word in ("Learned symmetry", "blocks.3", "conv", "f-fc", str(tmp_path / "result.json")):
         assert word in text.replace("\n", "") or word in text
 
@@ -189,7 +189,8 @@ def test_a_table_without_results_says_what_to_do(capsys, tmp_path, monkeypatch):
 
 
 def test_an_unknown_table_names_the_tables(capsys):
-    assert re.search("no table is called 'spam'; there .*: quadrant-digits", shown(capsys, "table", "spam", status=1).err)
+    err = shown(capsys, "table", "spam", status=1).err
+    assert err == "autosym: no table is called 'spam'; there are: 1, 2, 3, quadrant-digits\n"
 
 
 # ---- demo

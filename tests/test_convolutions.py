@@ -156,6 +156,12 @@ def test_only_the_gradient_that_is_asked_for_is_computed(wanted, spare, monkeypa
         both.sum().backward()
 
 
+def test_autocast_leaves_float64_as_torch_does():
+    x, filters = maps(2, 3, 5, 5), maps(4, 3, 3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert circular_conv(x, filters).dtype == F.conv2d(x, filters).dtype == torch.float64
+
+
 def test_under_autocast_it_is_in_the_lower_precision_and_gradients_are_not():
     x, filters = maps(2, 3, 4, 5).float().requires_grad_(), maps(4, 3, 3, 3).float().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,3 @@
-import gzip
 import io
 import math
 import os
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from autosym import data
+from files import idx, mnist_parts, write_cifar10, write_mnist
 
 REAL = os.environ.get("AUTOSYM_DATA")
 
@@ -111,27 +111,6 @@ def test_shifting_is_a_roll_by_any_number_of_rows_and_columns():
 # Files: MNIST
 
 
-def idx(tensor, magic=None, count=None):
-    """The IDX file of a tensor of bytes; a wrong magic number or count on request."""
-    shape = [len(tensor) if count is None else count, *tensor.shape[1:]]
-    numbers = [0x800 + tensor.ndim if magic is None else magic, *shape]
-    return b"".join(n.to_bytes(4, "big") for n in numbers) + bytes(tensor.flatten().tolist())
-
-
-def mnist_parts():
-    """Tiny training and test parts, by the names of their files."""
-    x, x_test = (torch.randint(256, (n, 28, 28), dtype=torch.uint8) for n in (5, 3))
-    y, y_test = (torch.randint(10, (n,), dtype=torch.uint8) for n in (5, 3))
-    return dict(zip(data.MNIST_MD5, (x, y, x_test, y_test), strict=True))
-
-
-def write_mnist(folder, parts, zipped=True, **replaced):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, tensor in parts.items():
-        content = replaced.get(name, idx(tensor))
-        (folder / (name if zipped else name.removesuffix(".gz"))).write_bytes(gzip.compress(content, 1) if zipped else content)
-
-
 def assert_is(pairs, tensors):
     for got, expected in zip((*pairs[0], *pairs[1]), tensors, strict=True):
         assert got.dtype == (torch.int64 if got.ndim == 1 else torch.uint8)
@@ -198,17 +177,6 @@ def test_a_broken_gzip_file_is_named(tmp_path, spoil):
 
 
 # Files: CIFAR-10
-
-
-def write_cifar10(folder):
-    """Tiny batches of 2, 3, 4, 5, 6 and 2 images. Returns the tensors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    images = [torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8) for n in (2, 3, 4, 5, 6, 2)]
-    labels = [torch.randint(10, (len(x),), dtype=torch.uint8) for x in images]
-    for name, x, y in zip(data.CIFAR10_FILES, images, labels, strict=True):
-        rows = [bytes([int(label), *image.flatten().tolist()]) for image, label in zip(x, y, strict=True)]
-        (folder / name).write_bytes(b"".join(rows))
-    return torch.cat(images[:5]), torch.cat(labels[:5]), images[5], labels[5]
 
 
 @pytest.mark.parametrize("place", [".", "cifar-10-batches-bin", "cifar10"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from autosym.experiments import group_digits
+from autosym.experiments.images import mean_shares
 
 
 def test_both_datasets_hold_the_same_digits_and_only_one_turns():
@@ -17,22 +18,13 @@ def test_both_datasets_hold_the_same_digits_and_only_one_turns():
         assert 0.2 < same.double().mean() < 0.3
 
 
-def test_mean_shares_are_over_layers():
-    symmetry = [
-        {"layer": layer, "path": path, "share": share}
-        for layer, shares in (("0", (0.2, 0.8)), ("1", (0.6, 0.4)), ("2", (None, None)))
-        for path, share in zip(("a", "b"), shares, strict=True)
-    ]
-    assert group_digits.mean_shares({"symmetry": symmetry}) == pytest.approx({"a": 0.8 / 3, "b": 1.2 / 3})
-
-
 @pytest.mark.slow
 def test_turned_digits_ask_for_the_rotation_path():
     """Its mean share, upright and turned, measured with this schedule: 0.30 and 0.49 (seed 1), 0.30 and 0.73 (2), 0.33 and 0.67 (3)."""
     shares = {}
     for task in group_digits.TASKS:
         result = group_digits.execute(replace(group_digits.Run(task), epochs=50, width=2))
-        shares[task] = group_digits.mean_shares(result)
+        shares[task] = mean_shares(result["symmetry"])
         assert set(shares[task]) == {"f-fc", "conv", "gconv:c4"}
         assert result["row"]["accuracy"] > 40
     assert shares["turned"]["gconv:c4"] > shares["upright"]["gconv:c4"] + 0.05

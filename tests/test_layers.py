@@ -111,6 +111,11 @@ def test_polyphase_is_by_the_l2_norm():
     assert float(polyphase(y, 2)[0, 0, 0, 0]) == -10.0
 
 
+def test_polyphase_of_maps_without_channels():
+    y = torch.randn(2, 4, 6)
+    assert torch.equal(polyphase(y, 2), polyphase(y[:, None], 2)[:, 0])
+
+
 def test_polyphase_of_stride_1_and_3():
     y = torch.randn(2, 3, 6, 9)
     assert torch.equal(polyphase(y, 1), y)

@@ -135,6 +135,24 @@ def test_a_budget_is_of_what_samples_take():
     assert largest[1] <= 2
 
 
+def test_what_a_sample_takes_does_not_depend_on_the_batch_it_is_of():
+    """Two samples are a view of 4096: of the storage only their part counts."""
+    model, (x, _) = mlp(5, 4, 3), draw("categorical", 4096)
+    assert verify(model, x[:2]) == pytest.approx(verify(model, x[:2].clone()), rel=0.01)
+
+
+def test_frozen_weights_are_no_activations():
+    model, (x, _) = mlp(5, 500, 500, 3), draw("categorical", 2)
+    whole = verify(model, x)
+    model[2].requires_grad_(False)
+    assert verify(model, x) < 2 * whole
+
+
+def test_a_budget_may_have_no_limit():
+    model, data = mlp(5, 4, 3), draw("categorical", 600)
+    assert taken(model, data, memory=math.inf)[1] == [256, 256, 88]
+
+
 @pytest.mark.parametrize("memory", [0, -1, 0.0, -math.inf, math.nan])
 def test_impossible_budgets(memory):
     with pytest.raises(ValueError, match=f"memory is in GiB and must be positive, got {memory}"):
@@ -162,21 +180,19 @@ def raising(error, real, when):
     return run
 
 
-def out_of_memory(model, data, error, **options):
-    with pytest.raises(MemoryError, match="out of memory in the curvature pass at ") as caught:
+def out_of_memory(where, model, data, error, **options):
+    """A pass runs out of memory, and says at which layer and what to do."""
+    with pytest.raises(MemoryError, match=f"out of memory in the curvature pass at {where}:") as caught:
         curvature(model, data, **options)
-    message = str(caught.value)
-    assert all(remedy in message for remedy in REMEDIES)
+    assert all(remedy in str(caught.value) for remedy in REMEDIES)
     assert caught.value.__cause__ is error
-    return message
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_a_factor_of_inputs_that_finds_no_memory(kind, monkeypatch):
     error, model = SHORTAGES[kind](), convnet()
     monkeypatch.setattr(Conv, "gram", raising(error, Conv.gram, lambda path: path.kernel_size == (3, 1)))
-    message = out_of_memory(model, draw("categorical", 6, (2, 6, 5)), error)
-    assert "pass at 2.weight; the largest factor so far is of 0.weight, 0.00 GiB" in message
+    out_of_memory("2.weight", model, draw("categorical", 6, (2, 6, 5)), error)
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)
@@ -185,35 +201,46 @@ def test_a_factor_of_inputs_from_columns_that_finds_no_memory(kind, monkeypatch)
     error, model, calls = SHORTAGES[kind](), mlp(5, 4, 4, 3), []
     count = lambda path: calls.append(path) or len(calls) == 5  # noqa: E731 (three layers, then the second again)
     monkeypatch.setattr(Dense, "columns", raising(error, Dense.columns, count))
-    message = out_of_memory(model, draw("categorical", 6), error)
-    assert "pass at 2.weight; the largest factor so far is of 0.weight" in message
+    out_of_memory("2.weight", model, draw("categorical", 6), error)
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_a_factor_of_cotangents_that_finds_no_memory(kind, monkeypatch):
     error, model, real = SHORTAGES[kind](), convnet(), curvature_module.gram
     monkeypatch.setattr(curvature_module, "gram", lambda t: raising(error, real, lambda t: t.shape[-1] == 2)(t))
-    message = out_of_memory(model, draw("categorical", 6, (2, 6, 5)), error)
-    assert "pass at 2.weight" in message
+    out_of_memory("2.weight", model, draw("categorical", 6, (2, 6, 5)), error)
 
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_a_layer_that_finds_no_memory(first, kind, monkeypatch):
-    """In the verification, before there is any factor, or in a batch."""
-    error, model, calls = SHORTAGES[kind](), mlp(5, 4, 3), []
+    """In the verification, before there is any factor, or in a batch; the layers after it were the last to be named before."""
+    error, model, calls = SHORTAGES[kind](), mlp(5, 4, 4, 3), []
     count = lambda layer: layer is model[2] and (calls.append(1) or len(calls) == first)  # noqa: E731
     monkeypatch.setattr(nn.Linear, "forward", raising(error, nn.Linear.forward, count))
-    assert ("the largest factor so far" in out_of_memory(model, draw("categorical", 6), error, batch_size=3)) is (first > 1)
+    out_of_memory("2.weight", model, draw("categorical", 6), error, batch_size=3)
 
 
-def test_the_largest_factor_is_named(monkeypatch):
-    """So that one sees what to make smaller: here A of 700 inputs."""
-    error = SHORTAGES["cpu"]()
-    model, data = mlp(5, 700, 4, 3), draw("categorical", 6)
-    real = curvature_module.add_gram
-    monkeypatch.setattr(curvature_module, "add_gram", raising(error, real, lambda total: total.shape[-1] == 4))
-    assert "the largest factor so far is of 2.weight, 0.00 GiB" in out_of_memory(model, data, error)
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_a_hook_that_finds_no_memory(first):
+    """One of the user's own, before the layer's forward: it is that layer's all the same."""
+    error, model, calls = SHORTAGES["gpu"](), mlp(5, 4, 4, 4, 3), []
+
+    def short(*_):
+        calls.append(1)
+        if len(calls) == first:
+            raise error
+
+    model[4].register_forward_pre_hook(short)
+    out_of_memory("4.weight", model, draw("categorical", 20), error, batch_size=5)
+
+
+@pytest.mark.parametrize(("width", "where"), [(5, "0.weight"), (7, "2.weight"), (4, "4.weight"), (3, "4.weight")])
+def test_a_dense_factor_that_finds_no_memory(width, where, monkeypatch):
+    """A of the inputs on the way forward, or G of the three outputs on the way back."""
+    error, model, real = SHORTAGES["cpu"](), mlp(5, 7, 4, 3), curvature_module.add_gram
+    monkeypatch.setattr(curvature_module, "add_gram", raising(error, real, lambda total: total.shape[-1] == width))
+    out_of_memory(where, model, draw("categorical", 6), error)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a matrix is singular"), KeyError("memory"), MemoryError("own")], ids=repr)

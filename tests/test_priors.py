@@ -229,7 +229,7 @@ def test_fit_with_a_student_prior():
         torch.manual_seed(0)
         net = nets.build("f-fc+conv", (1, 4, 4), 2, 2, channels=(1, 2), strides=(1, 2), hidden=2)
         x = torch.randn(60, 1, 4, 4)
-        return fit(net, (x, (x[:, 0, 0].sum(1) > 0).long()), nu=nu, epochs=10, lr=0.02, batch_size=20), x
+        return fit(net, (x, (x[:, 0, 0].sum(1) > 0).long()), nu=nu, epochs=10, batch_size=20), x
 
     (student, x), (gaussian, _) = run(4.0), run(math.inf)
     assert student.evidence.bound_of == "the Laplace evidence under a Student-t prior"

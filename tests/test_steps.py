@@ -20,8 +20,10 @@ from models import OPTIMISERS, draw, eye, linear, mlp, regression
 # ---- weight steps: the fixed point is the MAP
 
 
-def at_map(model, data, likelihood, precision, optimiser, epochs=500, lr=0.1):
-    options = {"optimiser": optimiser, "lr": lr if optimiser == "sgd" else 0.05, "batch_size": len(data[0])}
+def at_map(model, data, likelihood, precision, optimiser, epochs=500, lr=0.1, relative=False):
+    """Enough steps of Adam at 0.05, or of SGD at ``lr``, to come to the MAP; in units of the weights themselves."""
+    rate = {"lr": lr if optimiser == "sgd" else 0.05, "relative": relative}
+    options = {"optimiser": optimiser, "batch_size": len(data[0]), **rate}
     return autosym.fit(model, data, likelihood, prior_precision=precision, step="none", epochs=epochs, **options)
 
 
@@ -56,12 +58,13 @@ def test_every_path_has_its_own_prior_in_a_weight_step(optimiser):
     assert_close(torch.cat([model.weight, model.bias[:, None]], 1).detach(), ridge, rtol=1e-5, atol=1e-6)
 
 
-def test_the_map_is_where_adam_stays():
+@pytest.mark.parametrize("relative", [False, True], ids=["plain", "relative"])
+def test_the_map_is_where_adam_stays(relative):
     """Per weight, the likelihood's step and the prior's cancel exactly, also before Adam's moments have settled."""
     (x, y), model = regression(), linear()
     ridge = torch.linalg.solve(x.T @ x + 3 * eye(5), x.T @ y).T.contiguous()
     model.weight.data = ridge.clone()
-    at_map(model, (x, y), Gaussian(), 3.0, "adam", epochs=20)
+    at_map(model, (x, y), Gaussian(), 3.0, "adam", epochs=20, relative=relative)
     assert_close(model.weight.detach(), ridge, rtol=1e-6, atol=0)
 
 

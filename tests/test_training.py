@@ -297,6 +297,15 @@ def test_a_deterministic_run_leaves_the_settings_as_they_were(before):
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_deterministic_run_leaves_warnings_in_place_of_errors():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=1, step="none", deterministic=True)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_precisions_start_no_higher_than_the_cap():
     """With steps too small to see. MAP obeys the precision it is given."""
     data, still = draw("categorical", 12), {"epochs": 2, "start_cap": 2.0, "trust": 1e-9}

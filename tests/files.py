@@ -1,0 +1,39 @@
+"""Tiny MNIST and CIFAR-10 in their official layouts."""
+
+import gzip
+
+import torch
+
+from autosym import data
+
+
+def idx(tensor, magic=None, count=None):
+    """The IDX file of a tensor of bytes; a wrong magic number or count on request."""
+    shape = [len(tensor) if count is None else count, *tensor.shape[1:]]
+    numbers = [0x800 + tensor.ndim if magic is None else magic, *shape]
+    return b"".join(n.to_bytes(4, "big") for n in numbers) + bytes(tensor.flatten().tolist())
+
+
+def mnist_parts(train=5, test=3):
+    """Training and test parts, by the names of their files."""
+    x, x_test = (torch.randint(256, (n, 28, 28), dtype=torch.uint8) for n in (train, test))
+    y, y_test = (torch.randint(10, (n,), dtype=torch.uint8) for n in (train, test))
+    return dict(zip(data.MNIST_MD5, (x, y, x_test, y_test), strict=True))
+
+
+def write_mnist(folder, parts, zipped=True, **replaced):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tensor in parts.items():
+        content = replaced.get(name, idx(tensor))
+        (folder / (name if zipped else name.removesuffix(".gz"))).write_bytes(gzip.compress(content, 1) if zipped else content)
+
+
+def write_cifar10(folder, sizes=(2, 3, 4, 5, 6, 2)):
+    """Batches of so many images, the last for tests. Returns the tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = [torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8) for n in sizes]
+    labels = [torch.randint(10, (len(x),), dtype=torch.uint8) for x in images]
+    for name, x, y in zip(data.CIFAR10_FILES, images, labels, strict=True):
+        rows = [bytes([int(label), *image.flatten().tolist()]) for image, label in zip(x, y, strict=True)]
+        (folder / name).write_bytes(b"".join(rows))
+    return torch.cat(images[:5]), torch.cat(labels[:5]), images[5], labels[5]

@@ -1,0 +1,412 @@
+"""The harness of the published tables: names, dataset variants, results on disk, and rows beside the paper's numbers."""
+
+import json
+import math
+import os
+import re
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import autosym
+from autosym import data, nets
+from autosym.experiments import images, running, table1, table2, table3
+from autosym.experiments.images import DATASETS, Run
+from files import mnist_parts, write_cifar10, write_mnist
+
+TABLES = {"table1": table1, "table2": table2, "table3": table3}
+RUNS = {name: run for table in TABLES.values() for name, run in table.RUNS.items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """80 and 30 images of MNIST, 80 and 30 of CIFAR-10."""
+    write_mnist(tmp_path / "data" / "MNIST" / "raw", mnist_parts(80, 30))
+    write_cifar10(tmp_path / "data" / "cifar-10-batches-bin", (16, 16, 16, 16, 16, 30))
+    return tmp_path / "data"
+
+
+# ---- names
+
+
+def test_names_are_of_the_command_line_and_files_of_any_file_system():
+    assert list(table1.RUNS)[0] == "table1/digit/fc/map"
+    assert {"table1/digit+quadrant/f-fc+conv/evidence", "table2/conv/map", "table2/s-fc+s-conv/omega/evidence"} < set(RUNS)
+    assert "table3/rotated-cifar-10/map" in RUNS, "its model is always the same"
+    for name, run in RUNS.items():
+        assert run.name == name
+        assert re.fullmatch(r"table[123](/[a-z0-9+-]+){2,3}", name)
+        assert run.file.parent == Path(run.table)
+        assert re.fullmatch(r"[A-Za-z0-9._-]+-seed0", run.file.name)
+    assert str(RUNS["table1/digit+quadrant/f-fc+conv/map"].file) == "table1/digit_quadrant_f-fc_conv_map-seed0"
+    assert len({str(run.file).lower() for run in RUNS.values()}) == len(RUNS), "none overwrites another, whatever the case"
+
+
+def test_every_cell_is_a_run_of_a_known_dataset_and_network():
+    assert [len(table.RUNS) for table in TABLES.values()] == [2 * 3 * 2, 11 * 2, 5 * 2]
+    for run in RUNS.values():
+        assert run.task in DATASETS
+        assert run.method in running.METHODS
+        assert run.samples is None
+        nets.build(run.model, (1, 32, 32), 10, 1)
+
+
+def test_a_file_is_of_one_seed():
+    run = RUNS["table2/s-conv/u/evidence"]
+    assert [str(replace(run, seed=seed).file) for seed in (0, 12)] == [f"table2/s-conv_u_evidence-seed{s}" for s in (0, 12)]
+    assert replace(run, seed=12).name == run.name
+
+
+def test_widths_are_those_of_the_parameter_counts_of_the_paper():
+    """Millions of parameters, as printed there; Table 3's network has 1.1 (``nets``)."""
+    printed = {"fc": 133.6, "conv": 0.3, "fc+conv": 133.9, "f-fc": 1.5, "f-fc+conv": 1.8, "s-fc": 0.8, "s-fc+s-conv": 1.0}
+    for run in table2.RUNS.values():
+        if run.model in printed:
+            with torch.device("meta"):
+                count = sum(p.numel() for p in nets.build(run.model, (3, 32, 32), 10, run.width).parameters())
+            assert round(count / 1e6, 1) == printed[run.model], run.model
+    assert {run.width for run in (*table1.RUNS.values(), *table2.RUNS.values())} == {10}
+    assert {run.width for run in table3.RUNS.values()} == {2}
+
+
+# ---- datasets
+
+
+def labels(folder):
+    """Labels of both parts, of MNIST and of CIFAR-10."""
+    return {"mnist": [y for _, y in data.mnist(folder)], "cifar-10": [y for _, y in data.cifar10(folder)]}
+
+
+def source(task):
+    return "cifar-10" if "cifar" in task else "mnist"
+
+
+@pytest.mark.parametrize("task", DATASETS)
+def test_datasets_have_their_shapes_and_labels(task, folder):
+    train, test, classes = images.tensors(Run("table3", task, "conv"), folder)
+    channels = 3 if "cifar" in task else 1
+    assert classes == (40 if task == "digit+quadrant" else 10)
+    for (x, y), count, expected in zip((train, test), (80, 30), labels(folder)[source(task)], strict=True):
+        assert x.shape == (count, channels, 32, 32)
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        assert torch.equal(y % 10, expected)
+        assert int(y.max()) < classes
+        assert x.isfinite().all()
+    assert (int(train[1].max()) >= 10) is (task == "digit+quadrant")
+
+
+NORMAL = {"mnist": data.MNIST, "cifar-10": data.CIFAR10}
+FORMS = {
+    "digit": lambda x, seed: data.quadrants(x, seed)[0],
+    "digit+quadrant": lambda x, seed: data.quadrants(x, seed)[0],
+    "mnist": lambda x, seed: data.resized(x),
+    "translated-mnist": lambda x, seed: data.translated(data.resized(x), seed),
+    "rotated-mnist": lambda x, seed: data.rotated(data.resized(x), seed),
+    "cifar-10": lambda x, seed: x,
+    "rotated-cifar-10": lambda x, seed: data.rotated(x, seed),
+}
+
+
+@pytest.mark.parametrize("task", DATASETS)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_datasets_are_the_images_transformed_by_draws_of_their_own_and_normalised(task, seed, folder):
+    read = data.cifar10 if "cifar" in task else data.mnist
+    train, test, _ = images.tensors(Run("table3", task, "conv", seed=seed), folder)
+    for part, ((x, _), (pixels, _)) in enumerate(zip((train, test), read(folder), strict=True)):
+        expected = FORMS[task](data.as_floats(pixels), 2 * seed + part)
+        torch.testing.assert_close(x, data.normalised(expected, *NORMAL[source(task)]), rtol=0, atol=1e-5)
+
+
+def test_quadrants_are_where_the_labels_say(folder):
+    train, test, _ = images.tensors(Run("table1", "digit+quadrant", "conv"), folder)
+    same = images.tensors(Run("table1", "digit", "conv"), folder)
+    for (x, y), (plain, _) in zip((train, test), same[:2], strict=True):
+        assert torch.equal(x, plain), "both tasks have the same images"
+        ink = (x[:, 0] - x.min()).unflatten(1, (2, 16)).unflatten(3, (2, 16)).sum((2, 4)).flatten(1)
+        assert torch.equal(ink.argmax(1), y // 10)
+        assert (y // 10).unique().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("task", DATASETS)
+def test_random_datasets_are_of_a_seed(task, folder):
+    first, again, other = (images.tensors(Run("table3", task, "conv", seed=seed), folder) for seed in (1, 1, 2))
+    assert torch.equal(first[0][0], again[0][0])
+    assert torch.equal(first[0][0], other[0][0]) is (task in ("mnist", "cifar-10"))
+
+
+# ---- one run
+
+SMALL = {"samples": 64, "epochs": 1, "width": 1}
+CELLS = [
+    Run("table1", "digit+quadrant", "f-fc+conv", **SMALL),
+    Run("table1", "digit", "conv", "map", seed=3, **SMALL),
+    Run("table2", "cifar-10", "s-fc+s-conv", prior="omega", **SMALL),
+    Run("table3", "translated-mnist", table3.MODEL, **SMALL),
+]
+
+
+@pytest.mark.parametrize("run", CELLS, ids=lambda run: run.name)
+def test_a_run_keeps_its_result_and_the_labels_from_which_its_accuracy_follows(run, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOSYM_COMMIT", "abc123")
+    result = images.execute(run, data_dir=folder, results=tmp_path / "results", out=tmp_path / "out")
+    kept = tmp_path / "results" / run.file
+    assert sorted(path.name for path in kept.parent.iterdir()) == [f"{kept.name}.json", f"{kept.name}.npy"]
+    assert json.loads(Path(f"{kept}.json").read_text()) == result
+    assert recomputed(Path(f"{kept}.json"), images.tensors(run, folder)[1][1]) == pytest.approx(result["row"]["accuracy"])
+    assert Run(**result["config"]) == run
+    assert not {"correct", "predicted"} & set(result), "which the other file says"
+    row = result["row"]
+    assert (row["task"], row["model"], row["method"]) == (run.task, run.model, run.method)
+    assert all(math.isfinite(row[key]) for key in ("nll", "evidence", "calibration_error", "standard_error", "seconds"))
+    names = {path["path"] for path in result["symmetry"]}
+    assert names == set(run.model.split("+"))
+    omegas = [omega for path in result["symmetry"] for omega in path["omega"]]
+    assert bool(omegas) is (run.table == "table2"), "there are lengthscales to learn in sparse paths"
+    assert result["schedule"]["step"] == running.METHODS[run.method]
+    assert {key: result["schedule"][key] for key in ("epochs", "batch_size", "lr", "every")} == {
+        key: getattr(run, key) for key in ("epochs", "batch_size", "lr", "every")
+    }
+    assert (result["provenance"]["commit"], result["provenance"]["autosym"]) == ("abc123", autosym.__version__)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"history.jsonl", "checkpoint.safetensors"}
+
+
+def recomputed(path, expected):
+    """The accuracy of the labels that lie beside a result."""
+    predicted = np.load(path.with_suffix(".npy"), allow_pickle=False)
+    assert predicted.dtype == np.uint8
+    assert predicted.shape == (len(expected),)
+    return 100 * float((predicted == expected.numpy()).mean())
+
+
+@pytest.mark.parametrize("method", ["map", "evidence"])
+def test_a_result_is_strict_json_at_any_number_of_epochs(method, folder, tmp_path):
+    """NaN is no JSON; where every epoch has an evidence step there is no other to compare its time with."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is no JSON")
+
+    run = Run("table1", "digit", "conv", method, **SMALL)
+    images.execute(run, data_dir=folder, results=tmp_path)
+    json.loads((tmp_path / f"{run.file}.json").read_text(), parse_constant=refuse)
+
+
+def test_a_run_trains_on_the_first_samples_and_is_tested_on_all(folder, tmp_path, monkeypatch):
+    seen, real = [], images.train_and_measure
+    monkeypatch.setattr(
+        images, "train_and_measure", lambda build, *rest: seen.append((*rest[:2], rest[-1])) or real(build, *rest)
+    )
+    for task in ("mnist", "cifar-10"):
+        for samples in (64, None):
+            run = replace(CELLS[1], task=task, samples=samples)
+            images.execute(run, data_dir=folder, results=tmp_path)
+            (train, test, augment), (whole, whole_test, _) = seen[-1], images.tensors(run, folder)
+            assert len(train[0]) == len(train[1]) == (samples or 80)
+            assert torch.equal(train[0], whole[0][: samples or 80])
+            assert torch.equal(train[1], whole[1][: samples or 80])
+            assert torch.equal(test[0], whole_test[0])
+            assert augment is (data.flip_and_crop if task == "cifar-10" else None)
+
+
+def test_a_run_repeats_and_another_seed_is_another(folder, tmp_path):
+    results = [
+        images.execute(replace(CELLS[0], seed=seed), data_dir=folder, results=tmp_path / str(number))
+        for number, seed in enumerate((0, 0, 1))
+    ]
+    nlls = [result["row"]["nll"] for result in results]
+    assert nlls[0] == nlls[1] != nlls[2]
+    assert not (tmp_path / "2" / f"{CELLS[0].file}.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("evidence", "times", "expected"),
+    [
+        ([False, True, False, True], [1.0, 4.0, 1.0, 6.0], 8.0),
+        ([False, False], [1.0, 2.0], 0.0),
+        ([False, True, False, False], [5.0, 3.0, 1.0, 1.0], 2.0),  # the median: the first epoch warms up
+    ],
+    ids=["two steps", "none", "a slow start"],
+)
+def test_the_time_of_evidence_steps_is_what_their_epochs_take_beyond_the_others(evidence, times, expected):
+    seconds = np.cumsum(times)
+    lines = [{"seconds": s, **({"log_evidence": 0.0} if e else {})} for s, e in zip(seconds, evidence, strict=True)]
+    assert running._evidence_seconds(lines) == pytest.approx(expected)
+
+
+# ---- rows
+
+
+def stored(results, run, accuracy, **row):
+    """A result as a run writes it."""
+    cells = {"nll": 0.5, "evidence": -1.0, "seconds": 10.0, "parameters": 7, **row}
+    symmetry = [
+        {"layer": layer, "path": path, "share": share}
+        for layer, shares in (("0", (0.2, 0.8)), ("1", (0.6, 0.4)), ("2", (None, None)))
+        for path, share in zip(("f-fc", "conv"), shares, strict=True)
+    ]
+    result = {
+        "row": {"task": run.task, "model": run.model, "method": run.method, "accuracy": accuracy, **cells},
+        "config": asdict(run),
+        "symmetry": symmetry,
+        "provenance": {"device": "a device"},
+    }
+    running.write(result, results / f"{run.file}.json")
+
+
+ROW = {"name", "task", "dataset", "model", "prior", "method", "accuracy", "nll", "evidence", "seconds", "spread", "seeds"}
+ROW |= {"parameters", "epochs", "device", "shares", "paper_accuracy", "paper_nll", "paper_evidence"}
+
+
+def test_rows_are_means_over_seeds_with_their_spread(tmp_path):
+    run = table1.RUNS["table1/digit/f-fc+conv/evidence"]
+    for seed, accuracy, nll in ((0, 90.0, 0.1), (1, 96.0, 0.2), (2, 99.0, 0.6)):
+        stored(tmp_path, replace(run, seed=seed, epochs=80), accuracy, nll=nll)
+    once = table1.RUNS["table1/digit+quadrant/conv/map"]
+    stored(tmp_path, once, 25.0)
+    rows = {row["name"]: row for row in images.rows("table1", table1.RUNS, table1.PAPER, tmp_path)}
+    row = rows[run.name]
+    assert (row["accuracy"], row["nll"], row["evidence"], row["seconds"]) == pytest.approx((95.0, 0.3, -1.0, 10.0))
+    assert row["spread"] == pytest.approx(math.sqrt((25 + 1 + 16) / 2)), "the standard deviation of one"
+    assert row["seeds"] == [0, 1, 2]
+    assert (row["epochs"], row["parameters"], row["device"]) == (80, 7, "a device")
+    assert row["shares"] == pytest.approx({"f-fc": 0.8 / 3, "conv": 1.2 / 3})
+    assert (rows[once.name]["accuracy"], rows[once.name]["spread"], rows[once.name]["seeds"]) == (25.0, None, [0])
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_have_every_cell_and_none_where_there_is_no_run(table, tmp_path):
+    module = TABLES[table]
+    rows = images.rows(table, module.RUNS, module.PAPER, tmp_path)
+    assert [row["name"] for row in rows] == list(module.RUNS)
+    for row, run in zip(rows, module.RUNS.values(), strict=True):
+        assert set(row) == ROW
+        assert {key: row[key] for key in ("task", "model", "prior", "method")} == {
+            key: getattr(run, key) for key in ("task", "model", "prior", "method")
+        }
+        assert row["dataset"] == run.task
+        ours = {key: value for key, value in row.items() if key not in asdict(run) and not key.startswith("paper")}
+        assert ours.pop("name") == run.name
+        assert ours.pop("dataset") == run.task
+        assert ours.pop("seeds") == []
+        assert set(ours.values()) == {None}
+
+
+def test_rows_are_of_their_own_table_and_cell(tmp_path):
+    stored(tmp_path, Run("table1", "digit", "s-conv"), 1.0)  # of no cell
+    stored(tmp_path, RUNS["table3/mnist/map"], 2.0)
+    stored(tmp_path, RUNS["table2/s-fc/u/map"], 3.0)
+    stored(tmp_path, RUNS["table2/s-fc/omega/map"], 4.0)
+    found = {
+        row["name"]: row["accuracy"]
+        for table, module in TABLES.items()
+        for row in images.rows(table, module.RUNS, module.PAPER, tmp_path)
+        if row["accuracy"] is not None
+    }
+    assert found == {"table3/mnist/map": 2.0, "table2/s-fc/u/map": 3.0, "table2/s-fc/omega/map": 4.0}
+
+
+def test_mean_shares_are_over_layers():
+    symmetry = [
+        {"layer": layer, "path": path, "share": share}
+        for layer, shares in (("0", (0.2, 0.8)), ("1", (0.6, 0.4)), ("2", (None, None)))
+        for path, share in zip(("a", "b"), shares, strict=True)
+    ]
+    assert images.mean_shares(symmetry) == pytest.approx({"a": 0.8 / 3, "b": 1.2 / 3})
+
+
+# ---- the paper's numbers, as they are printed
+
+PRINTED_1 = """
+                fc/map  conv/map  fc/evidence  conv/evidence  f-fc+conv/evidence
+digit           95.73   99.38     97.04        99.23          98.86
+digit+quadrant  95.10   24.68     95.46        24.50          99.00
+"""
+# NLL and accuracy by MAP, then by evidence, and minus the log evidence of a sample
+PRINTED_2 = """
+fc                 2.423  64.42  1.319  52.36  1.896
+conv               1.184  82.81  0.464  84.07  1.022
+fc+conv            1.713  76.93  0.489  83.32  1.019
+f-fc               4.291  50.47  1.307  53.38  2.119
+f-fc+conv          1.343  81.61  0.468  83.92  1.277
+s-fc/u             5.614  50.21  1.496  46.18  1.926
+s-conv/u           0.604  82.53  0.562  81.29  1.037
+s-fc+s-conv/u      5.485  58.80  0.538  81.55  0.978
+s-fc/omega         7.783  49.69  1.319  52.22  1.813
+s-conv/omega       0.913  81.84  0.549  81.20  1.055
+s-fc+s-conv/omega  2.040  77.97  0.564  80.63  1.067
+"""
+PRINTED_3 = """
+mnist             0.172  97.59  0.023  99.21  0.328  10  15  75
+translated-mnist  0.812  90.78  0.053  98.27  0.216   0  23  77
+rotated-mnist     0.819  91.02  0.136  95.55  0.896   8   8  83
+cifar-10          3.540  68.33  0.552  80.94  0.926   0  44  56
+rotated-cifar-10  5.953  48.30  1.236  55.68  1.630   4  14  82
+"""
+
+
+def printed():
+    """(accuracy, NLL, log evidence of a sample) by the name of a run; None where the paper has none."""
+    head, *lines = PRINTED_1.strip().splitlines()
+    for task, *accuracies in map(str.split, lines):
+        for cell, accuracy in zip(head.split(), accuracies, strict=True):
+            yield f"table1/{task}/{cell}", (float(accuracy), None, None)
+    for table, text in (("table2", PRINTED_2), ("table3", PRINTED_3)):
+        for cell, *numbers in map(str.split, text.strip().splitlines()):
+            nll, accuracy, nll_2, accuracy_2, evidence, *_ = map(float, numbers)
+            yield f"{table}/{cell}/map", (accuracy, nll, None)
+            yield f"{table}/{cell}/evidence", (accuracy_2, nll_2, -evidence)
+
+
+def test_rows_hold_the_numbers_of_the_paper_for_every_cell_it_has(tmp_path):
+    rows = [row for table, module in TABLES.items() for row in images.rows(table, module.RUNS, module.PAPER, tmp_path)]
+    found = {row["name"]: (row["paper_accuracy"], row["paper_nll"], row["paper_evidence"]) for row in rows}
+    learned_by_map = {f"table1/{task}/f-fc+conv/map": (None,) * 3 for task in table1.TASKS}  # which the paper has not
+    assert found == dict(printed()) | learned_by_map
+    assert sum(len(module.PAPER) for module in TABLES.values()) == len(found) - 2, "none is of a cell that is no run"
+
+
+def test_shares_of_the_paper():
+    found = {task: list(shares.items()) for task, shares in table3.SHARES.items()}
+    paths = table3.MODEL.split("+")
+    assert found == {
+        task: list(zip(paths, map(int, numbers[-3:]), strict=True))
+        for task, *numbers in map(str.split, PRINTED_3.strip().splitlines())
+    }
+
+
+# ---- the results of this repository
+
+KEPT = sorted((Path(__file__).parent.parent / "results").glob("table*/*.json"))
+
+
+@cache
+def labels_of_test(task, seed):
+    return images.tensors(Run("", task, "", seed=seed), None)[1][1]
+
+
+@pytest.mark.skipif(not KEPT, reason="there are no results")
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_result_is_of_a_run_with_its_labels_beside_it(path):
+    result = json.loads(path.read_text())
+    run = Run(**result["config"])
+    assert path == path.parent.parent / f"{run.file}.json"
+    assert run.name in RUNS
+    assert path.with_suffix(".npy").exists()
+    assert result["provenance"]["commit"]
+
+
+@pytest.mark.skipif(not KEPT, reason="there are no results")
+@pytest.mark.skipif(not os.environ.get("AUTOSYM_DATA"), reason="AUTOSYM_DATA is not set")
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_accuracy_of_a_result_follows_from_its_labels(path):
+    result = json.loads(path.read_text())
+    run = Run(**result["config"])
+    expected = labels_of_test(run.task, run.seed)
+    accuracy = recomputed(path, expected)
+    assert accuracy == pytest.approx(result["row"]["accuracy"], abs=1e-9)
+    error = math.sqrt(accuracy * (100 - accuracy) / (len(expected) - 1))
+    assert result["row"]["standard_error"] == pytest.approx(error, rel=1e-6)
