@@ -165,17 +165,20 @@ def _run(
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
 
 
-def table(name: Positional[str], results: Path | None = None, json: bool = False) -> None:
+def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
     """Print a table from results: 1, 2 or 3 of the paper beside ours, or quadrant-digits after autosym demo.
 
     Args:
         name: 1, 2, 3 or quadrant-digits.
         results: the folder of results of tables 1 to 3 (results), or the file that the demo wrote.
+        figure: also draw what the networks of table 1, 2 or 3 learned, to this file.
         json: print the rows as JSON and nothing else.
     """
     number = name.removeprefix("table")
     if number in TABLES:
         found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, results or images.RESULTS)
+        if figure is not None:
+            images.figure(f"table{number}", figure, results or images.RESULTS)
         if json:
             print(json_format.dumps({"rows": found}))
         else:
@@ -195,20 +198,6 @@ def table(name: Positional[str], results: Path | None = None, json: bool = False
 
 def _show_published(number: str, found: Sequence[Mapping[str, Any]]) -> None:
     """Ours beside the paper's; a cell that was not run is a dash."""
-    columns = (
-        "data",
-        "model",
-        "prior on",
-        "by",
-        "accuracy (%)",
-        "paper",
-        "NLL",
-        "paper",
-        "evidence / N",
-        "paper",
-        "epochs",
-        "seconds",
-    )
 
     def cell(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
@@ -217,22 +206,25 @@ def _show_published(number: str, found: Sequence[Mapping[str, Any]]) -> None:
     for row in found:
         spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
         shown.append(
-            (
-                row["task"],
-                row["model"],
-                row["prior"],
-                row["method"],
-                cell(row["accuracy"], 2) + spread,
-                cell(row["paper_accuracy"], 2),
-                cell(row["nll"], 3),
-                cell(row["paper_nll"], 3),
-                cell(row["evidence"], 3),
-                cell(row["paper_evidence"], 3),
-                "-" if row["epochs"] is None else str(row["epochs"]),
-                cell(row["seconds"], 0),
-            )
+            {
+                "data": row["task"],
+                "model": row["model"],
+                "prior": row["prior"],
+                "by": row["method"],
+                "accuracy (%)": cell(row["accuracy"], 2) + spread,
+                "paper": cell(row["paper_accuracy"], 2),
+                "NLL": cell(row["nll"], 3),
+                "paper ": cell(row["paper_nll"], 3),
+                "evidence/N": cell(row["evidence"], 3),
+                "paper  ": cell(row["paper_evidence"], 3),
+                "epochs": cell(row["epochs"], 0),
+                "seconds": cell(row["seconds"], 0),
+            }
         )
-    print_table(f"Table {number}: ours and the paper's", columns, shown)
+    wanted = [c for c in shown[0] if not c.startswith("paper ") or any(row[c] != "-" for row in shown)]
+    wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
+    lines = [[row[c] for c in wanted] for row in shown]
+    print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
 
 
 def _show_table(summary: Mapping[str, Any]) -> None:

@@ -24,6 +24,29 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(table)
 
 
+def colour_of(path: Mapping[str, Any]) -> str:
+    """One colour for each path of a layer, in every picture."""
+    return COLOURS.get(path["path"], OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)
+
+
+def draw_precisions(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:
+    """The learned prior precision of every linear map, by layer from input to output: the higher, the less of it is left."""
+    layers = list(dict.fromkeys(path["layer"] for path in symmetry))
+    shapes = {"theta_1": "^", "u_1": "^", "theta_2": "v", "u_2": "v"}
+    for path in symmetry:
+        for name, precision in path["precision"].items():
+            if name in ("linear", *shapes):
+                place = layers.index(path["layer"])
+                axes.plot(precision, place, shapes.get(name, "o"), color=colour_of(path), markersize=7, alpha=0.85)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(layers)), [layer.rsplit(".", 1)[-1] for layer in layers])
+    axes.invert_yaxis()
+    axes.set_xlabel("prior precision (▼ ▲ the two factors of a factored map)")
+    axes.set_title(title)
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:
     """The share of each path's effective parameters, one bar per layer from input to output (the paper's Fig. 3)."""
     layers = list(dict.fromkeys(path["layer"] for path in symmetry))
@@ -31,11 +54,10 @@ def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) ->
     labelled = set()
     for path in symmetry:
         name, layer = path["path"], path["layer"]
-        colour = COLOURS.get(name, OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)
         label = None if name in labelled else f"{name} ({'symmetric' if path['symmetric'] else 'free'})"
         labelled.add(name)
         share = 100 * (path["share"] or 0.0)
-        axes.barh(layers.index(layer), share, left=left[layer], color=colour, label=label, height=0.7)
+        axes.barh(layers.index(layer), share, left=left[layer], color=colour_of(path), label=label, height=0.7)
         if share >= 8:
             axes.text(left[layer] + share / 2, layers.index(layer), f"{share:.0f} %", ha="center", va="center", color="white")
         left[layer] += share

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from autosym import data, nets
 from autosym.experiments.running import METHODS, train_and_measure, write
+from autosym.report import draw_precisions, draw_shares
 from autosym.training import Schedule
 
 Pair = tuple[Tensor, Tensor]
@@ -128,15 +129,48 @@ def execute(
 
 def rows(
     table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, float]], results: Path = RESULTS
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none."""
-    found: dict[str, list[dict]] = {name: [] for name in runs}
+    found = _found(table, results)
+    return [
+        _row(run, found.get(name, []), paper.get((run.task, run.model, run.prior, run.method), {}))
+        for name, run in runs.items()
+    ]
+
+
+def _found(table: str, results: Path) -> dict[str, list[dict[str, Any]]]:
+    """The results of a table by name of run, in the order of their seeds."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
         result = json.loads(path.read_text())
-        config = Run(**result["config"])
-        if config.name in found:
-            found[config.name].append(result)
-    return [_row(run, found[name], paper.get((run.task, run.model, run.prior, run.method), {})) for name, run in runs.items()]
+        found.setdefault(Run(**result["config"]).name, []).append(result)
+    return found
+
+
+def figure(table: str, path: Path, results: Path = RESULTS) -> None:
+    """The symmetry that every network with a choice learned by evidence (first seed): shares and precisions by layer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    learned = [
+        found[0]
+        for found in _found(table, results).values()
+        if found[0]["config"]["method"] == "evidence" and len({p["path"] for p in found[0]["symmetry"]}) > 1
+    ]
+    if not learned:
+        raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
+    figure, axes = plt.subplots(2, len(learned), figsize=(6 * len(learned), 7.5), layout="constrained", squeeze=False)
+    for column, result in enumerate(learned):
+        run, accuracy = result["config"], result["row"]["accuracy"]
+        title = f"{run['task'].replace('+', ' and ')}: {run['model']}, {accuracy:.1f} %"
+        draw_shares(axes[0][column], result["symmetry"], title)
+        draw_precisions(axes[1][column], result["symmetry"], "")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def _row(run: Run, results: Sequence[dict], paper: Mapping[str, float]) -> dict[str, Any]:
