@@ -126,12 +126,14 @@ def run(
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
     named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
     chosen = (
-        [key for key in named if key.startswith(name)]
+        [key for key in named if key.startswith(name) and key not in EXPERIMENTS]
         if all
         else [key for key in (name, f"{name}/evidence") if key in named][:1]
     )
     if not chosen:
         raise ValueError(f"no run is called {name!r}; there are:\n  " + "\n  ".join(named))
+    if seeds < 1:
+        raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
     changes = {key: value for key, value in (("epochs", epochs), ("seed", seed), ("samples", samples)) if value is not None}
     for key in chosen:
         module, config = named[key]

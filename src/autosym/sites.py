@@ -190,6 +190,7 @@ class Tape:
 
         Paths whose rows are the same numbers at the same place in memory (a dense map and its bias) come together.
         """
+        self.current = "a backward pass"
         grads = torch.autograd.grad(f, list(self.edges.values()), cotangent, retain_graph=True, allow_unused=True)
         same: dict[tuple, tuple[tuple[str, ...], Tensor]] = {}
         for module, grad in zip(self.edges, grads, strict=True):

@@ -50,7 +50,8 @@ class Run:
     @property
     def file(self) -> Path:
         """Where its result is kept, without suffix: letters, digits, '.', '_' and '-' only."""
-        stem = f"{self.name.removeprefix(self.table + '/')}-seed{self.seed}"
+        part = "" if self.samples is None else f"-samples{self.samples}"
+        stem = f"{self.name.removeprefix(self.table + '/')}{part}-seed{self.seed}"
         return Path(self.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
 
 
@@ -122,7 +123,10 @@ def execute(
     result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device, augment)
     predicted = [result.pop(key) for key in ("correct", "predicted")][1]
     (results / run.file).parent.mkdir(parents=True, exist_ok=True)
-    np.save(results / f"{run.file}.npy", np.asarray(predicted, dtype=np.uint8))
+    kept = results / f"{run.file}.npy"
+    with open(kept.with_suffix(".tmp"), "wb") as file:
+        np.save(file, np.asarray(predicted, dtype=np.uint8))
+    kept.with_suffix(".tmp").replace(kept)
     write(result, results / f"{run.file}.json")
     return result
 
@@ -130,7 +134,10 @@ def execute(
 def rows(
     table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, float]], results: Path = RESULTS
 ) -> list[dict[str, Any]]:
-    """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none."""
+    """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none.
+
+    Parameters, epochs, device and shares are those of the first seed.
+    """
     found = _found(table, results)
     return [
         _row(run, found.get(name, []), paper.get((run.task, run.model, run.prior, run.method), {}))
@@ -143,8 +150,9 @@ def _found(table: str, results: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
         result = json.loads(path.read_text())
-        found.setdefault(Run(**result["config"]).name, []).append(result)
-    return found
+        if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
+            found.setdefault(Run(**result["config"]).name, []).append(result)
+    return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
 
 
 def figure(table: str, path: Path, results: Path = RESULTS) -> None:

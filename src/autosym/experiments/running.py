@@ -87,12 +87,12 @@ def train_and_measure(
     }
 
 
-def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float:
+def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
     """The time that epochs with an evidence step took beyond the others, which have but weight steps."""
     times = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise([{"seconds": 0.0}, *history])]
     plain = [t for t, line in zip(times, history, strict=True) if "log_evidence" not in line]
     if not plain:
-        return math.nan
+        return None
     return sum(t - statistics.median(plain) for t, line in zip(times, history, strict=True) if "log_evidence" in line)
 
 
@@ -100,5 +100,5 @@ def write(result: Mapping[str, Any], path: Path) -> None:
     """A result as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     temporary.replace(path)
