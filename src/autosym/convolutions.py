@@ -92,9 +92,11 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
         else [_zones(n, r) for n, r in zip((height, width), reach, strict=True)]
     )
     inner = [max(side, key=lambda zone: zone.stop - zone.start) for side in zones]
+    own = {(i, j): x[..., rows, columns].flatten(1) for i, rows in enumerate(zones[0]) for j, columns in enumerate(zones[1])}
     flat = x.is_cuda or min(height, width) >= 24 * max(reach)  # products longer by the padding then cost less than copies
-    canvas = torch.zeros_like(padded)  # the inner zone alone: in the flat canvas a shift is a slice, and no copy
-    canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
+    if flat:  # the inner zone alone, on a canvas of which the flat form turns a shift into a slice, and no copy
+        canvas = torch.zeros_like(padded)
+        canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
     correlations: dict[tuple[int, int, int, int], Tensor] = {}
     totals: list[Tensor] = []
     place = torch.empty(len(offsets), len(offsets), dtype=torch.long)
@@ -111,7 +113,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
                         correlations[key] = _lagged(canvas.flatten(1), padded.flatten(1), lag[0] * padded.shape[-1] + lag[1])
                     elif key not in correlations:
                         moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
-                        correlations[key] = x[..., rows, columns].flatten(1) @ moved.flatten(1).mT
+                        correlations[key] = own[i, j] @ moved.flatten(1).mT
                     total = total + correlations[key]
             place[b, a] = -len(totals) - 1  # the transpose of (a, b)
             place[a, b] = len(totals)

@@ -291,6 +291,9 @@ def gram(t: Tensor) -> Tensor:
     if t.shape[2] == 1 and t.shape[1] > t.shape[3]:  # sample by sample: positions may stay where they are in memory
         t = t[:, :, 0]
         return (t.mT @ t).sum(0, keepdim=True)
+    if t.shape[2] == 1 and t.stride(1) < t.stride(3):  # positions are next to each other in memory: keep them so
+        t = t[:, :, 0].permute(2, 0, 1).flatten(1)
+        return (t @ t.mT)[None]
     t = t.permute(2, 0, 1, 3).flatten(1, 2)
     if not _in_strips(t):
         return t.mT @ t
