@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.data import Dataset
 
 import oracles
 from autosym import nets
@@ -87,3 +88,16 @@ def small(name="f-fc+conv", classes=3):
 def images(likelihood="categorical", samples=24):
     x, y = draw(likelihood, samples, (2, 4, 4))
     return x.float(), y if likelihood == "categorical" else y.float()
+
+
+class Samples(Dataset):
+    """A dataset that is no tensor."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]

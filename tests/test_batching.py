@@ -6,26 +6,13 @@ from functools import partial
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
 from autosym import batching
 from autosym.batching import Stream, all_finite, batches, to_model
 from autosym.likelihoods import Categorical
-from models import draw, mlp
-
-
-class Samples(Dataset):
-    """A dataset that is no tensor."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index], self.y[index]
+from models import Samples, draw, mlp
 
 
 def loader(x, y):

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
 from autosym import Gaussian, Schedule
 from autosym.evidence import laplace
-from models import draw, images, mlp, small
+from models import Samples, draw, images, mlp, small
 
 # ---- what a step touches
 
@@ -87,23 +87,10 @@ def test_another_seed_is_another_run():
 # ---- data
 
 
-class Squares(Dataset):
-    """A dataset that is no tensor."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index], self.y[index]
-
-
 DATA = {
     "tensors": lambda x, y: (x, y),
     "tensor dataset": TensorDataset,
-    "dataset": Squares,
+    "dataset": Samples,
     "loader": lambda x, y: DataLoader(TensorDataset(x, y), 24),
     "shuffled loader": lambda x, y: DataLoader(TensorDataset(x, y), 24, shuffle=True),
     "list of batches": lambda x, y: [(x, y)],

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+WARM_UP = 3  # real steps, taken before recording: libraries choose their algorithms and allocate workspaces
+
 
 def beside(work: Callable[[], list[Tensor]], x: Tensor) -> Callable[[], list[Tensor]]:
     """Begin ``work`` on x; the function returned ends it. While a graph is recorded it has a stream of its own, so that
@@ -25,9 +27,6 @@ def beside(work: Callable[[], list[Tensor]], x: Tensor) -> Callable[[], list[Ten
     for t, user in ((x, there), *((t, here) for t in outputs)):
         t.record_stream(user)  # memory is not used again before that stream is done with it
     return join
-
-
-WARM_UP = 3  # real steps, taken before recording: libraries choose their algorithms and allocate workspaces
 
 
 class Captured:
