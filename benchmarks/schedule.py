@@ -31,7 +31,7 @@ from autosym.experiments.provenance import provenance
 from autosym.likelihoods import Categorical
 from autosym.priors import Prior
 from autosym.proximal import Weights
-from autosym.sites import sites
+from autosym.sites import sites, sizes
 from autosym.symmetry import symmetry
 from autosym.training import Schedule
 
@@ -145,7 +145,9 @@ def run(
     for index, path in enumerate(owned):
         if ".f-fc." in path:
             prior.log_precision.data[index] = math.log(variant.free_precision)
-    weights = Weights(owned, len(train[0]), schedule.optimiser, schedule.momentum, relative=schedule.relative)
+    weights = Weights(
+        owned, len(train[0]), schedule.optimiser, schedule.momentum, sizes=sizes(sites(net)) if schedule.relative else None
+    )
     stream = Stream(train, schedule.batch_size, net, partial(likelihood.check, TASKS[task]), seed)
     held_out = tuple(t.to(device) for t in held_out)
     step = Captured(partial(weights.step, net, likelihood))

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from autosym import Categorical, Gaussian, Prior, layers
 from autosym.proximal import Weights
-from autosym.sites import sites
+from autosym.sites import sites, sizes
 from models import OPTIMISERS, draw, mlp, randomised
 
 RATES = (0.3, 0.02, 0.11, 0.005, 0.2)
@@ -77,7 +77,7 @@ def of_sites(model):
 def compared(model, data, likelihood, prior, optimiser, momentum=0.9, clip=math.inf, count=40, relative=False):
     """Both forms for a few steps on parts of the data, at other rates and other priors."""
     (x, y), other = data, copy.deepcopy(model)
-    weights = Weights(of_sites(model), count, optimiser, momentum, clip, relative)
+    weights = Weights(of_sites(model), count, optimiser, momentum, clip, sizes(sites(model)) if relative else None)
     loop = Loop(of_sites(other), count, optimiser, momentum, clip, relative)
     total = 0.0
     for index, lr in enumerate(RATES):

@@ -30,6 +30,10 @@ class Path(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(blocks, rows, columns).uniform_(-bound, bound))
 
+    def size(self) -> float:
+        """The size of the weights, in units of which relative steps are: their root mean square."""
+        return float(self.weight.detach().square().mean().sqrt())
+
     def columns(self, x: Tensor) -> Tensor:
         """The inputs of the matrix, (B, S, K, in)."""
         raise TypeError(f"{type(self).__name__} does not define columns")

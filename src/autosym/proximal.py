@@ -1,6 +1,7 @@
 """Weight steps: the likelihood by gradients, the prior by its proximal map, in one metric."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ class Weights:
     moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
     w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
 
-    With ``relative``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs
-    has small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
+    With ``sizes``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs has
+    small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
 
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
     can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
@@ -30,18 +31,18 @@ class Weights:
         optimiser: str,
         momentum: float = 0.9,
         clip: float = math.inf,
-        relative: bool = False,
+        sizes: Mapping[str, float] | None = None,
     ):
         self.parameters, self.count = parameters, count
         self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
-        sizes = torch.tensor([p.numel() for p in parameters.values()])
+        counts = torch.tensor([p.numel() for p in parameters.values()])
         flat = _flat(parameters.values()).detach()
         self._first, self._second, self._delta = (torch.zeros_like(flat) for _ in range(3))
         self.first, self.second = self._by_name(self._first), self._by_name(self._second)
-        self._sizes = sizes.to(flat)
-        self._path = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes).to(flat.device)
-        rms = torch.stack([p.detach().square().mean().sqrt() for p in parameters.values()])
-        self.rates = rms.where(rms > 0, 0.1) if relative and optimiser == "adam" else torch.ones_like(rms)
+        self._counts = counts.to(flat)
+        self._path = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(flat.device)
+        units = {name: size or 0.1 for name, size in sizes.items()} if sizes and optimiser == "adam" else {}
+        self.rates = flat.new_tensor([units.get(name, 1.0) for name in parameters])
         self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
     def set_prior(self, prior: Prior, likelihood: Likelihood) -> None:
@@ -78,7 +79,7 @@ class Weights:
             return (w - rate * m) / (1 + rate * self._delta)
         v.lerp_(g.square(), 0.001)
         metric = (v / (1 - 0.999**self.steps)).sqrt_()
-        means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._sizes
+        means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._counts
         rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
         return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
 

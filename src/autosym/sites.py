@@ -75,6 +75,16 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     return list(found.values())
 
 
+def sizes(sites: Sequence[Site]) -> dict[str, float]:
+    """The size of every parameter, in units of which relative steps are: its root mean square, but for what a path says of its own."""
+    return {
+        site.name: site.module.size()
+        if isinstance(site.module, Path) and site.parameter is site.module.weight
+        else float(site.parameter.detach().square().mean().sqrt())
+        for site in sites
+    }
+
+
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
 

@@ -20,6 +20,9 @@ from autosym.convolutions import circular_conv, patches, wrap
 from autosym.paths import Path
 
 
+SMOOTH = 0.1  # initial anchor values leave out what the basis shrinks below this part: it would take huge ones to say little
+
+
 class Basis(nn.Module):
     """phi: (P, T), Gaussians around the anchor locations z + ``shift`` (P, 2) on ``positions`` (T, 2), in pixels."""
 
@@ -60,12 +63,12 @@ class Basis(nn.Module):
         return (torch.eye(len(rows)).to(rows)[:, None, :, None] * rows[:, :, None]).flatten(0, 1)
 
     @torch.no_grad()
-    def fit(self, target: Tensor) -> Tensor:
-        """u: (..., P), the least-squares fit of u phi to dense weights (..., T), all right-hand sides at once."""
+    def fit(self, target: Tensor, rcond: float | None = None) -> Tensor:
+        """u: (..., P), the least-squares fit of u phi to dense weights (..., T), without directions that phi shrinks below ``rcond``."""
         if target.is_meta:
             return target[..., : len(self.z)]
         phi = self().double()
-        return torch.linalg.lstsq(phi.mT, target.flatten(0, -2).mT.double(), driver="gelsd").solution.mT.reshape(
+        return torch.linalg.lstsq(phi.mT, target.flatten(0, -2).mT.double(), rcond=rcond, driver="gelsd").solution.mT.reshape(
             *target.shape[:-1], len(phi)
         )
 
@@ -80,7 +83,22 @@ class Basis(nn.Module):
         return torch.exp(-0.5 * self.omega**2 * self._square_distances())
 
 
-class SparseConv(Path):
+class Sparse(Path):
+    """Anchor values u of a function w = u phi of space, which is what steps have to be measured by: u itself can be far larger."""
+
+    basis: Basis
+    across = True  # whether the anchors run along the inputs of the matrix, not its outputs
+
+    @torch.no_grad()
+    def size(self) -> float:
+        """The root mean square of w, over the change that a unit step of every u, with independent signs, makes to it."""
+        phi = self.basis()
+        u = self.weight if self.across else self.weight.mT
+        w = u.unflatten(-1, (-1, len(phi))) @ phi
+        return float((w.square().mean() / phi.square().sum(0).mean()).sqrt())
+
+
+class SparseConv(Sparse):
     """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P), columns are patches projected on the basis."""
 
     def __init__(
@@ -99,7 +117,7 @@ class SparseConv(Path):
         self.in_channels, self.kernel_size, self.basis = in_channels, kernel_size, basis
         bound = math.sqrt(6 / (in_channels * kernel_size**2))
         dense = torch.empty(out_channels, in_channels, kernel_size**2).uniform_(-bound, bound)
-        self.weight.data.copy_(self.basis.fit(dense).flatten(1))
+        self.weight.data.copy_(self.basis.fit(dense, SMOOTH).flatten(1))
 
     def columns(self, x: Tensor) -> Tensor:
         kernel = (self.kernel_size, self.kernel_size)
@@ -120,7 +138,7 @@ class SparseConv(Path):
         return circular_conv(x, filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
 
 
-class SparseIn(Path):
+class SparseIn(Sparse):
     """The input factor of S-FC (Eq. 7): u_2 of shape (C, C', P), columns are inputs projected on the basis."""
 
     def __init__(
@@ -131,7 +149,8 @@ class SparseIn(Path):
         super().__init__(channels, out_channels, anchors, bound=0.0)
         self.basis = basis
         bound = math.sqrt(3 / (height * width))
-        self.weight.data.copy_(self.basis.fit(torch.empty(channels, out_channels, height * width).uniform_(-bound, bound)))
+        dense = torch.empty(channels, out_channels, height * width).uniform_(-bound, bound)
+        self.weight.data.copy_(self.basis.fit(dense, SMOOTH))
 
     def columns(self, x: Tensor) -> Tensor:
         return (x.flatten(2) @ self.basis().detach().mT)[:, None]
@@ -149,8 +168,10 @@ class SparseIn(Path):
         return ((x.flatten(2) @ basis.mT).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
 
 
-class SparseOut(Path):
+class SparseOut(Sparse):
     """The output factor of S-FC (Eq. 7): u_1 of shape (C', P, C), rows are cotangents projected on the basis."""
+
+    across = False
 
     def __init__(
         self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
@@ -161,7 +182,7 @@ class SparseOut(Path):
         self.out_shape, self.basis = tuple(out_shape), basis
         bound = math.sqrt(3 / in_channels)
         dense = torch.empty(channels, in_channels, height * width).uniform_(-bound, bound)
-        self.weight.data.copy_(self.basis.fit(dense).mT)
+        self.weight.data.copy_(self.basis.fit(dense, SMOOTH).mT)
 
     def columns(self, x: Tensor) -> Tensor:
         return x[:, None]

@@ -35,7 +35,7 @@ from autosym.likelihoods import Gaussian, Likelihood
 from autosym.predictive import Link, Predictive, predictive
 from autosym.priors import Prior
 from autosym.proximal import Weights
-from autosym.sites import sites
+from autosym.sites import sites, sizes
 from autosym.symmetry import Symmetry, symmetry
 
 Step = Literal["mackay", "gradient", "none"]
@@ -207,7 +207,8 @@ def fit(
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
     count, outputs = _check(model, data, evidence_data, likelihood, schedule)
     parameters = {site.name: site.parameter for site in owned}
-    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, schedule.relative)
+    units = sizes(owned) if schedule.relative else None
+    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units)
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment)
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture)
