@@ -174,10 +174,10 @@ def test_evidence_steps_follow_burn_in_and_frequency(burn_in, every, expected):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, range(15, 81, 5)),
-        ({"settle": 0.5}, range(15, 51, 5)),
+        ({}, range(12, 81, 2)),
+        ({"settle": 0.5}, range(12, 51, 2)),
         ({"settle": 0.5, "burn_in": 0, "every": 1}, range(1, 51)),
-        ({"settle": 0.9, "burn_in": 40}, [45]),
+        ({"settle": 0.9, "burn_in": 40}, [42]),
         ({"step": "none"}, []),
     ],
     ids=["default", "half", "half, every epoch", "at least one", "map"],

@@ -56,7 +56,7 @@ class Schedule:
     step: Step = "mackay"  # the evidence step: closed form and damped, "gradient" (Adam), or "none" (MAP)
     burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
     settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
-    every: int = 5  # epochs between evidence steps
+    every: int = 2  # epochs between evidence steps
     damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
     trust: float = 2.0  # and at most this far (nats)
     hyper_steps: int = 20  # Adam steps of a "gradient" step,

@@ -29,7 +29,6 @@ class Run:
     epochs: int = 120
     lr: float = 0.05
     trust: float = 2.0
-    every: int = 2
     width: int = 3
     test: int = 360
 
@@ -53,5 +52,6 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
     """Train and measure on one dataset."""
     train, test = tensors(run)
     build = partial(nets.build, run.model, (1, 8, 8), 10, run.width, (1, 2, 4), (2, 2, 2), hidden=8)
-    schedule = Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust, every=run.every)
-    return train_and_measure(build, train, test, schedule, run, progress, out, resume)
+    return train_and_measure(
+        build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, out, resume
+    )

@@ -36,7 +36,6 @@ class Run:
     seed: int = 1
     epochs: int = 60
     lr: float = 0.1
-    every: int = 2
     width: int = 12
     jitter: int = 2
     test: int = 360
@@ -63,7 +62,7 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
     """Train and measure one cell."""
     train, test = tensors(run)
     build = partial(nets.build, run.model, (1, 16, 16), TASKS[run.task], run.width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8)
-    schedule = Schedule(epochs=run.epochs, lr=run.lr, every=run.every, step=METHODS[run.method])
+    schedule = Schedule(epochs=run.epochs, lr=run.lr, step=METHODS[run.method])
     return train_and_measure(build, train, test, schedule, run, progress, out, resume)
 
 
