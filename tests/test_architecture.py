@@ -47,10 +47,15 @@ ALLOWED = {
     "proximal": {"likelihoods", "priors"},
     "checkpoint": {"batching", "likelihoods", "priors", "proximal"},
     "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint"},
-    "report": FITTED_ROOMS | {"training"},
-    "cli": FITTED_ROOMS | {"training", "report", "nets", "data", "experiments", "__init__"},
+    "comparison": FITTED_ROOMS | {"training"},
+    "report": FITTED_ROOMS | {"training", "comparison"},
+    "pictures": set(),
+    "programs": set(),
+    "applications": FITTED_ROOMS
+    | {"checkpoint", "training", "report", "nets", "equivariance", "pictures", "programs", "experiments"},
+    "cli": FITTED_ROOMS | {"training", "report", "nets", "data", "experiments", "applications", "__init__"},
     "experiments": FITTED_ROOMS | {"training", "report", "nets", "conversion", "averaging", "noether", "data", "__init__"},
-    "__init__": FITTED_ROOMS | {"nets", "conversion", "averaging", "noether", "equivariance", "training"},
+    "__init__": FITTED_ROOMS | {"nets", "conversion", "averaging", "noether", "equivariance", "training", "comparison"},
     "__main__": {"cli"},
 }
 INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report
