@@ -12,6 +12,7 @@ import copy
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -185,9 +186,12 @@ def fit(
     tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
     times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``. ``schedule`` is "paper" for the published one.
 
-    ``checkpoint`` names a file that is replaced every ``checkpoint_seconds``, at the end of an epoch, and at the end of the run. With
-    ``resume`` a run goes on from it, if it is there, as if it had never stopped: the same arguments on the same machine give the
-    same weights, precisions and history, bit for bit on the CPU and, with ``deterministic``, on a GPU.
+    ``progress`` shows a bar on a terminal (on stderr), and a line every tenth of the run elsewhere.
+
+    ``checkpoint`` names a file that is written at the start, every ``checkpoint_seconds`` at the end of an epoch, and at the end of the
+    run: a run that was interrupted can always go on. With ``resume`` it goes on from the file, if it is there, as if it had never stopped:
+    the same arguments on the same machine give the same weights, precisions and history, bit for bit on the CPU and, with
+    ``deterministic``, on a GPU.
     """
     unknown = set(changes) - {field.name for field in fields(Schedule)}
     if unknown:
@@ -213,6 +217,8 @@ def fit(
     step = Captured(partial(weights.step, model, likelihood), capture)
     state = State(model, prior, likelihood, weights, stream, {"schedule": repr(schedule), "seed": seed, "samples": count})
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
+    if checkpoint and not lines:
+        state.write(File(checkpoint), lines)  # over that of an earlier run, which a resumed one must not go on from
     saved = time.perf_counter()
     start = saved - (lines[-1]["seconds"] if lines else 0.0)
     with (
@@ -346,24 +352,32 @@ def _json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterato
 
 @contextmanager
 def _progress_bar(wanted: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A bar with loss, evidence per sample's worth and the free paths' shares; needs the extra ``cli`` (rich)."""
+    """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then."""
     if not wanted:
         yield None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    shown = {"evidence": "", "shares": ""}
+
+    def described(line: dict[str, Any]) -> str:
+        if "log_evidence" in line:
+            shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
+            shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
+            shown["shares"] = f"  free paths {shares}" if shares else ""
+        return f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"
+
+    def say(line: dict[str, Any]) -> None:
+        text = described(line)
+        if line["epoch"] == epochs or line["epoch"] % max(1, epochs // 10) == 0:
+            print(f"epoch {line['epoch']}/{epochs}  {text}", file=sys.stderr, flush=True)
+
+    console = Console(stderr=True)
+    if not console.is_terminal and not console.is_jupyter:
+        yield say
+        return
     columns = (TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=epochs)
-        shown = {"evidence": "", "shares": ""}
-
-        def show(line: dict[str, Any]) -> None:
-            if "log_evidence" in line:
-                shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
-                shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
-                shown["shares"] = f"  free paths {shares}" if shares else ""
-            bar.update(
-                task, completed=line["epoch"], description=f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"
-            )
-
-        yield show
+        yield lambda line: bar.update(task, completed=line["epoch"], description=described(line))
