@@ -237,7 +237,9 @@ def test_history_is_on_disk_while_the_run_goes_on(tmp_path):
 def test_progress_shows_loss_evidence_and_shares(capsys):
     pytest.importorskip("rich")
     autosym.fit(small(), images(), epochs=2, burn_in=0, every=1, progress=True)
-    shown = " ".join(capsys.readouterr().out.split())
+    out, err = capsys.readouterr()
+    assert out == "", "results alone go to stdout"
+    shown = " ".join(err.split())
     assert "2/2" in shown
     for word in ("loss", "evidence"):
         assert word in shown

@@ -6,7 +6,8 @@ was done to the images (a grey one beside coloured ones, a file passed over) is 
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -220,23 +221,26 @@ def _list(path: Path) -> tuple[list[tuple[Path, int]], list[str], list[str]]:
     return files, [folder.name for folder in folders], notes
 
 
-def _open(file: Path) -> Any:
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """The image of a file; whatever its decoder stumbles over, then or later, names the file."""
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError("folders of images are read by Pillow: pip install 'autosym[images]'") from error
     try:
-        return Image.open(file, formats=FORMATS)
+        with Image.open(file, formats=FORMATS) as image:
+            yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{file} cannot be read as an image ({error}): mend or remove it") from error
 
 
 def _header(file: Path) -> tuple[tuple[int, int], bool]:
-    """(height, width) as shown, and whether it has colours; pixels are not read."""
-    with _open(file) as image:
+    """(height, width) as shown, and whether it has colours; memory is not taken for the pixels of a huge one."""
+    with _opened(file) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
-            raise ValueError(f"{file} is {height}x{width}, more than {MOST_PIXELS} pixels: make it smaller")
+            raise ValueError(f"it is {height}x{width}, more than {MOST_PIXELS} pixels")
         turned = image.getexif().get(0x0112, 1) >= 5  # taken with the camera on its side
         return ((width, height) if turned else (height, width)), not image.mode.startswith(("1", "L", "I", "F"))
 
@@ -245,16 +249,12 @@ def _decode(file: Path, channels: int) -> Tensor:
     """(C, H, W) in 0 to 1; turned as its EXIF data say; transparency is dropped."""
     from PIL import ImageOps
 
-    with _open(file) as image:
-        try:
-            deep = image.mode.startswith("I")  # 16 bits
-            shown = ImageOps.exif_transpose(image)
-            shown = shown if deep else shown.convert("RGB" if channels == 3 else "L")
-            pixels = np.asarray(shown, dtype=np.float32) / (65535 if deep else 255)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{file} cannot be read as an image ({error}): mend or remove it") from error
-    tensor = torch.from_numpy(pixels)
-    return tensor.permute(2, 0, 1) if tensor.dim() == 3 else tensor.expand(channels, -1, -1)
+    with _opened(file) as image:
+        deep = image.mode.startswith("I")  # 16 bits
+        shown = ImageOps.exif_transpose(image)
+        shown = shown if deep else shown.convert("RGB" if channels == 3 else "L")
+        pixels = torch.from_numpy(np.asarray(shown, dtype=np.float32) / (65535 if deep else 255))
+    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels.expand(channels, -1, -1)
 
 
 def _some(things: Sequence[Any]) -> str:
