@@ -21,7 +21,7 @@ from autosym.equivariance import EquivarianceError, equivariance_error
 from autosym.experiments.provenance import provenance
 from autosym.experiments.running import METHODS, write
 from autosym.predictive import calibration_error
-from autosym.training import Fit, Schedule, fit
+from autosym.training import Schedule, fit
 
 WEIGHT_STEPS = 1500  # of training, at least
 LARGEST = 32  # pixels of a side, where no size was asked for
@@ -71,7 +71,7 @@ def network_for(run: Run, in_shape: Sequence[int], classes: int, samples: int) -
 def schedule_for(run: Run, samples: int) -> Schedule:
     """The defaults of ``fit``, long enough for WEIGHT_STEPS steps; evidence steps not more than about a hundred."""
     batch_size = min(64, max(8, samples // 8))
-    epochs = run.epochs or max(60, math.ceil(WEIGHT_STEPS * batch_size / samples))
+    epochs = max(60, math.ceil(WEIGHT_STEPS * batch_size / samples)) if run.epochs is None else run.epochs
     return Schedule(epochs=epochs, batch_size=batch_size, every=max(2, epochs // 100), step=METHODS[run.method])
 
 
@@ -120,14 +120,9 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
         "provenance": provenance(device),
     }
     write(result, out / "result.json")
-    _write_report(fitted, out / "report.html", training)
-    return result
-
-
-def _write_report(fitted: Fit, path: Path, data: Pair) -> None:
-    """The report, where this version of ``Fit`` can write one."""
     if hasattr(fitted, "report"):
-        fitted.report(path, data=data)
+        fitted.report(out / "report.html", data=test if len(test[0]) > 1 else training)
+    return result
 
 
 def headline(symmetry: Sequence[Mapping[str, Any]]) -> str:
