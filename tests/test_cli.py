@@ -75,13 +75,15 @@ def test_help_lists_the_commands(capsys, arguments):
         cli.main(arguments)
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for word in ("demo", "run", "table", "--version", "symmetry"):
+    for word in ("fit", "audit", "demo", "run", "table", "--version", "symmetry"):
         assert word in text
 
 
 @pytest.mark.parametrize(
     ("command", "options"),
     [
+        ("fit", ("--out", "--model", "--epochs", "--seed", "--size", "--classes", "--test", "--resume", "--json")),
+        ("audit", ("--groups", "--size", "--mean", "--std", "--samples", "--json")),
         ("demo", ("--out", "--jobs", "--epochs", "--json")),
         (
             "run",

@@ -191,6 +191,20 @@ def test_what_does_not_compare_is_warned_of(other, word):
     assert not any(word in warning for warning in alike.warnings)
 
 
+def test_a_model_that_is_no_better_than_guessing_is_warned_of():
+    """Random labels, which nobody can explain; and labels that are written in the images."""
+    x, y = images(samples=60)
+    guess = 60 * math.log(3)
+    found = autosym.compare([small("conv"), small("fc")], (x, y), epochs=2)
+    for model in found:
+        assert any("of guessing one of 3 classes" in w for w in model.warnings) == (model.log_evidence < -guess)
+    assert any("guessing" in warning for warning in found.warnings)
+    x = x + 3 * torch.nn.functional.one_hot(y, 4)[:, None, :, None].float()
+    easy = autosym.compare([small("fc"), small("f-fc")], (x, y), epochs=40)
+    assert easy.best.log_evidence > -guess
+    assert not any("guessing" in warning for warning in easy.best.warnings)
+
+
 def test_the_fingerprint_does_not_depend_on_order_or_batches():
     x, y = images()
     order = torch.randperm(len(x))

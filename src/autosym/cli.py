@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _how_to_go_on(arguments: Sequence[str]) -> str:
+def _how_to_go_on(arguments: list[str]) -> str:
     """The command that goes on from the checkpoint of a run, where there is one."""
-    if arguments[0] not in ("fit", "run"):
+    if arguments[:1] not in (["fit"], ["run"]):
         return ""
     return f"; go on by: {shlex.join(['autosym', *(a for a in arguments if a != '--resume'), '--resume'])}"
 

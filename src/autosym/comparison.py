@@ -218,7 +218,10 @@ def _has(model: nn.Module, *kinds: type[Path]) -> bool:
 
 
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
-    """Where what training left undone is as large as the margin that decides: to the best, or of the best to the second."""
+    """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
+    outputs = fitted.laplace.curvature.outputs
+    if fitted.likelihood.name == "categorical" and fitted.evidence.log_evidence < -fitted.evidence.samples * math.log(outputs):
+        yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):
