@@ -243,8 +243,19 @@ def test_progress_shows_loss_evidence_and_shares(capsys):
     assert "2/2" in shown
     for word in ("loss", "evidence"):
         assert word in shown
+    assert "\x1b" not in err, "lines, not a bar that moves, where there is no terminal"
     autosym.fit(small(), images(), epochs=1, step="none")
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    autosym.fit(small(), images(), epochs=2, burn_in=0, every=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "\x1b" in err
+    assert "2/2" in err
 
 
 def test_a_schedule_may_be_given_and_changed():

@@ -152,8 +152,6 @@ def _numbered(numbers: Sequence[int]) -> str:
 
 
 def _check(run: Run) -> None:
-    if run.method not in METHODS:
-        raise ValueError(f"method {run.method!r} is not one of {', '.join(METHODS)}")
     if not 0 <= run.test < 1:
         raise ValueError(f"--test is the part of the images to hold out, from 0 to below 1, got {run.test}")
     if run.size is not None and any(side < 4 or side % 4 for side in run.size):
@@ -231,8 +229,6 @@ def audit(
             f"{model} does not exist: name an exported program (.pt2), or the folder of a run of autosym fit"
         )
     images = pictures.read(data, size).images
-    if size:
-        images = pictures.resized(images, size)
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
     if mean or std:
         images = _normalised(images, *(_channels(values, images, default) for values, default in ((mean, 0.0), (std, 1.0))))

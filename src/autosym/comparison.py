@@ -8,7 +8,7 @@ refused (other data, another likelihood) or said in a warning beside the model t
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Comparison:
     """Models in the order of their evidence, the best first; prints as a table. ``fits`` are the fits by name, as given or made."""
 
     models: tuple[Compared, ...]
-    fits: Mapping[str, Fit]
+    fits: Mapping[str, Fit] = field(repr=False)
 
     def __iter__(self) -> Iterator[Compared]:
         return iter(self.models)

@@ -128,7 +128,7 @@ def kfac(
 
 def _fingerprint(x: Tensor, y: Tensor) -> Tensor:
     """Sums over samples that tell data sets apart: of targets y and y^2, of inputs x and x^2, and of x y; x is a sample's mean."""
-    mean = x.detach().double().flatten(1).mean(1)
+    mean = x.detach().flatten(1).mean(1, dtype=torch.float64)
     target = y.detach().double().reshape(len(y), -1)
     parts = (target.sum(), target.square().sum(), mean.sum(), mean.square().sum(), (mean * target.sum(1)).sum())
     return torch.stack(parts)

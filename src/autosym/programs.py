@@ -72,13 +72,13 @@ def load(path: Path) -> Program:
     except (zipfile.BadZipFile, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is broken, or no exported program ({error}): {HOW}") from error
     cleaned.seek(0)
-    logger = logging.getLogger("torch.export.pt2_archive._package")
+    logger = logging.getLogger("torch.export")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # that there are no example inputs
+    logger.setLevel(logging.ERROR)  # its warnings come as tracebacks, beside the error
     try:
         return Program(torch.export.load(cleaned), path)
     except (RuntimeError, AssertionError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} cannot be read by torch {torch.__version__} ({error}): export it anew") from error
+        raise ValueError(f"{path} cannot be read by torch {torch.__version__}: broken, or of another version? {HOW}") from error
     finally:
         logger.setLevel(level)
 
