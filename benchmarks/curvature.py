@@ -23,13 +23,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from autosym.experiments.provenance import provenance
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
 from autosym import layers, nets
 from autosym.curvature import kfac
-from autosym.experiments.provenance import provenance
 from autosym.likelihoods import Categorical
 from autosym.paths import gram
 from autosym.sites import Tape, sites

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from autosym.experiments.provenance import provenance
 from torch import Tensor, nn
 
 import autosym
@@ -21,7 +22,6 @@ from autosym import nets
 from autosym.batching import Stream
 from autosym.capture import Captured
 from autosym.evidence import laplace
-from autosym.experiments.provenance import provenance
 from autosym.likelihoods import Categorical
 from autosym.priors import Prior
 from autosym.proximal import Weights

@@ -21,13 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from autosym.experiments.provenance import provenance
 
 from autosym import data, nets
 from autosym.batching import Stream
 from autosym.capture import Captured
 from autosym.curvature import Curvature, Factors
 from autosym.evidence import laplace
-from autosym.experiments.provenance import provenance
 from autosym.likelihoods import Categorical
 from autosym.priors import Prior
 from autosym.proximal import Weights

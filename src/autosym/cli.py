@@ -1,4 +1,4 @@
-"""The command line: ``autosym demo``, ``autosym run NAME``, ``autosym table NAME``."""
+"""The command line: ``autosym demo``, ``autosym run NAME``, ``autosym table NAME``, ``autosym report RUN``."""
 
 import json as json_format
 import os
@@ -12,10 +12,11 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
+from autosym import findings
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
-from autosym.report import print_table
+from autosym.report import print_table, write_page
 
 EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
@@ -30,7 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     description = f"{main.__doc__}\n\n--version prints the version ({autosym.__version__})."
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"demo": demo, "run": run, "table": table}, prog="autosym", description=description, args=arguments or ["--help"]
+            {"demo": demo, "run": run, "table": table, "report": report},
+            prog="autosym",
+            description=description,
+            args=arguments or ["--help"],
         )
     except (ValueError, FileNotFoundError, ImportError) as error:
         print(f"autosym: {error}", file=sys.stderr)
@@ -117,7 +121,7 @@ def run(
         epochs: other than the experiment's.
         seed: other than the experiment's.
         samples: train on fewer (of tables 1 to 3).
-        out: where result.json, history.jsonl and checkpoint.safetensors are written (runs/NAME by default).
+        out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written (runs/NAME by default).
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
         data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
         resume: go on from the checkpoint there, as if the run had never stopped.
@@ -154,6 +158,7 @@ def _run(
     more = {"results": results, "data_dir": data_dir} if module is images else {}
     result = module.execute(config, progress=not json and sys.stderr.isatty(), out=out, resume=resume, **more)
     write(result, out / "result.json")
+    page = _page(out)
     if json:
         print(json_format.dumps(result))
         return
@@ -165,6 +170,30 @@ def _run(
     _show_symmetry(row["task"], result["symmetry"])
     kept = f", and {results / config.file}.json" if module is images else ""
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
+    print(page)
+
+
+def _page(run: Path) -> str:
+    """Write report.html beside a result if jinja2 is there; says what became of it."""
+    try:
+        return f"Report: {write_page(findings.load(run), run / 'report.html')}"
+    except ImportError as error:
+        return f"No report: {error}; then `autosym report {run}`"
+
+
+def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = ()) -> None:
+    """Write the report of a run as one HTML file that opens anywhere, from the files of the run.
+
+    Args:
+        run: the folder of a run, or its result.json.
+        out: the file to write (report.html beside the result by default).
+        compare: other runs on the same data, whose evidence is shown beside this one's.
+    """
+    contents = findings.load(run)
+    if compare:
+        contents["compare"] = findings.compare_runs(run, compare)
+    path = out or (run if run.is_dir() else run.parent) / "report.html"
+    print(f"Written: {write_page(contents, path)}")
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
