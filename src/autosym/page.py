@@ -190,6 +190,11 @@ def _effective(
     return charts.lines("Effective parameters by path", *_over(steps), series, **frame) if series else None
 
 
+def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The path of a relaxed layer to which a precision belongs, if to any."""
+    return next((p for p in symmetry if _is_under(name, [f"{p['layer']}.{p['path']}".lstrip(".")])), None)
+
+
 def _is_under(name: str, stems: Sequence[str]) -> bool:
     return any(name == stem or name.startswith(f"{stem}.") for stem in stems)
 
@@ -204,15 +209,17 @@ def precisions(
     every = [value for line in steps for value in line["precision"].values() if value]
     frame = _frame(history, steps, schedule) | {"bounds": (min(every), max(every)), "log": True}
     titled = {layer["name"]: f"{layer['number']} · {layer['name']}" for layer in wording.layers(symmetry)}
+    outside = sorted({name.rsplit(".", 1)[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
     by_chart: dict[str, list[dict[str, Any]]] = {title: [] for title in titled.values()}
     for name in steps[-1]["precision"]:
-        owner = next((p for p in symmetry if _is_under(name, [f"{p['layer']}.{p['path']}".lstrip(".")])), None)
-        part = name.rsplit(".", 1)[-1]
+        owner = _owner(name, symmetry)
+        module, _, part = name.rpartition(".")
         label = name if owner is None else name[len(owner["layer"]) :].lstrip(".").replace(".basis", "")
-        colour = "ink" if owner is None else css_class(owner)
+        colour = "ramp" if owner is None else css_class(owner)
+        place = outside.index(module) / max(len(outside) - 1, 1) if owner is None else 0.0
         values = [line["precision"].get(name) for line in steps]
         chart = "Other parameters" if owner is None else titled[owner["layer"]]
-        by_chart.setdefault(chart, []).append(_series(label, values, colour, dash=DASHES.get(part, "")))
+        by_chart.setdefault(chart, []).append(_series(label, values, colour, dash=DASHES.get(part, ""), place=round(place, 3)))
     drawn = [charts.lines(title, *_over(steps), series, **frame) for title, series in by_chart.items() if series]
     return [chart for chart in drawn if chart is not None]
 
@@ -226,14 +233,19 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
     found: dict[str, dict[str, Any]] = {}
     numbers = {layer["name"]: layer["number"] for layer in wording.layers(symmetry)}
     for one in filters:
-        entry = found.setdefault(
-            one["layer"], {"name": one["layer"], "number": numbers.get(one["layer"]), "scale": one["scale"], "parts": []}
+        entry = found.setdefault(one["layer"], {"name": one["layer"], "number": numbers.get(one["layer"]), "parts": []})
+        path = kinds.get((one["layer"], one["path"]), {"path": one["path"], "symmetric": False, "share": None})
+        entry["parts"].append(
+            {
+                "label": one["path"] if one["part"] in ("", "linear") else f"{one['path']} {one['part']}",
+                "path": path,
+                "uris": [png(levels) for levels in one["pictures"]],
+                "of": one["of"],
+                "scale": one["scale"],
+                "size": f"{len(one['pictures'][0])} × {len(one['pictures'][0][0])}",
+                "faded": path["share"] is not None and path["share"] < wording.STRICT,
+            }
         )
-        path = kinds.get((one["layer"], one["path"]), {"path": one["path"], "symmetric": False})
-        label = one["path"] if one["part"] in ("", "linear") else f"{one['path']} {one['part']}"
-        size = f"{len(one['pictures'][0])} × {len(one['pictures'][0][0])}" if one["pictures"] else ""
-        uris = [png(levels) for levels in one["pictures"]]
-        entry["parts"].append({"label": label, "path": path, "uris": uris, "of": one["of"], "size": size})
     return list(found.values())
 
 
