@@ -7,6 +7,7 @@ import re
 import sys
 import zlib
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -240,7 +241,7 @@ def test_what_is_not_finite_is_none(value):
 # ---- filters
 
 
-def test_filters_are_the_strongest_on_one_scale_for_each_layer(fitted):
+def test_filters_are_the_strongest_as_levels_of_the_largest_weight(fitted):
     model = fitted[0].model
     found = findings.filters(model)
     assert [(one["layer"], one["path"], one["part"]) for one in found if one["layer"] == "blocks.1"] == [
@@ -253,10 +254,8 @@ def test_filters_are_the_strongest_on_one_scale_for_each_layer(fitted):
     strongest = weight[weight.flatten(1).norm(dim=1).argmax()]
     assert conv["of"] == len(weight)
     assert torch.tensor(conv["pictures"][0]) / 127 * conv["scale"] == pytest.approx(strongest, abs=conv["scale"] / 250)
-    largest = max(
-        abs(level) for one in found if one["layer"] == "blocks.1" for p in one["pictures"] for row in p for level in row
-    )
-    assert largest == 127
+    for one in found:
+        assert torch.tensor(one["pictures"]).abs().max() == 127
 
 
 @pytest.mark.parametrize("name", ["fc", "conv", "f-fc", "s-fc+s-conv", "f-fc+conv+gconv:c4"])
@@ -283,14 +282,21 @@ def test_pictures_of_a_path_are_its_weights():
     assert wide.shape == (findings.PICTURES, findings.SIDE, findings.SIDE)
 
 
-def test_a_path_that_is_gone_is_blank():
+def test_a_path_of_zeros_is_blank():
     layer = layers.Relaxed({"conv": Conv(1, 2)}, {"fc": Dense((1, 4, 4), (2, 4, 4))})
     nn.init.zeros_(layer["fc"].weight)
     conv, fc = findings.filters(nn.Sequential(layer))
     assert not torch.tensor(fc["pictures"]).any()
+    assert fc["scale"] == 0
     assert torch.tensor(conv["pictures"]).any()
-    nn.init.zeros_(layer["conv"].weight)
-    assert not torch.tensor(findings.filters(layer)[0]["pictures"]).any(), "nothing to scale by"
+
+
+def test_pictures_of_a_path_that_is_gone_are_faded(fitted):
+    said = findings.contents(fitted[0])
+    for row in said["symmetry"]:
+        row["share"] = 0.005 if row["path"] == "f-fc" else 0.995
+    faded = [(part["path"]["path"], part["faded"]) for one in page.view(said)["filters"] for part in one["parts"]]
+    assert set(faded) == {("f-fc", True), ("conv", False)}
 
 
 def test_a_picture_is_a_png_of_its_levels():
@@ -310,7 +316,7 @@ def test_alternatives_are_compared_with_this_fit(fitted):
     own = float(fit.evidence.log_evidence)
     other = autosym.fit(small("conv"), data, epochs=1)
     rows = findings.contents(fit, compare={"conv": other, "better": own + math.log(9)}, title="this")["compare"]
-    assert [row["name"] for row in rows][0] == "better"
+    assert rows[0]["name"] == "better"
     assert {row["name"] for row in rows} == {"this", "conv", "better"}
     evidences = torch.tensor([row["log_evidence"] for row in rows], dtype=torch.float64)
     assert [row["probability"] for row in rows] == pytest.approx(evidences.softmax(0).tolist())
@@ -370,7 +376,7 @@ def test_the_page_needs_nothing_else(fitted):
     levels = [int(tag[1]) for tag, _ in shown.tags if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(later - earlier <= 1 for earlier, later in zip(levels, levels[1:], strict=False)), "headings in order"
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels)), "headings in order"
     ids = [attributes["id"] for _, attributes in shown.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {a["href"][1:] for a in shown.of("a")} <= set(ids)

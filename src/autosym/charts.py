@@ -116,7 +116,7 @@ def tick(value: float, log: bool = False) -> str:
     return f"10{str(round(math.log10(value))).translate(raised)}"
 
 
-def diagonal(bins: Sequence[Mapping[str, Any]], size: int = 240) -> dict[str, Any]:
+def diagonal(bins: Sequence[Mapping[str, Any]], size: int = 300) -> dict[str, Any]:
     """A reliability diagram: accuracy over confidence in bins, with the line on which both are equal."""
     left, right, top, bottom = 34, size - 8, 8, size - 28
     across, up = _scale(0, 1, left, right), _scale(0, 1, bottom, top)

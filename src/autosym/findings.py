@@ -143,19 +143,20 @@ def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
 
 
 def filters(model: nn.Module) -> list[dict[str, Any]]:
-    """Of every path of a relaxed layer the filters with the largest norm, as numbers from -127 to 127 on one scale per layer."""
+    """Of every path of a relaxed layer the filters with the largest norm, as levels: 127 is the largest weight among them."""
     found = []
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
             continue
-        named = [
-            (path, part, pictures(p)) for path in module for part, p in module[path].named_modules() if isinstance(p, Path)
-        ]
-        shown = [(path, part, strongest(maps), len(maps)) for path, part, maps in named if maps is not None]
-        scale = max((float(maps.abs().max()) for _, _, maps, _ in shown), default=0.0)
-        for path, part, maps, count in shown:
-            levels = (maps * (127 / scale if scale > 0 else 0.0)).round().int()
-            found.append({"layer": layer, "path": path, "part": part, "of": count, "scale": scale, "pictures": levels.tolist()})
+        parts = [(path, part, p) for path in module for part, p in module[path].named_modules() if isinstance(p, Path)]
+        for path, part, weights in parts:
+            maps = pictures(weights)
+            if maps is None or not maps.numel():
+                continue
+            shown = strongest(maps)
+            scale = float(shown.abs().max())
+            levels = (shown * (127 / scale if scale > 0 else 0.0)).round().int().tolist()
+            found.append({"layer": layer, "path": path, "part": part, "of": len(maps), "scale": scale, "pictures": levels})
     return found
 
 

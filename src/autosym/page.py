@@ -209,7 +209,7 @@ def precisions(
     every = [value for line in steps for value in line["precision"].values() if value]
     frame = _frame(history, steps, schedule) | {"bounds": (min(every), max(every)), "log": True}
     titled = {layer["name"]: f"{layer['number']} · {layer['name']}" for layer in wording.layers(symmetry)}
-    outside = sorted({name.rsplit(".", 1)[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
+    outside = sorted({name.rpartition(".")[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
     by_chart: dict[str, list[dict[str, Any]]] = {title: [] for title in titled.values()}
     for name in steps[-1]["precision"]:
         owner = _owner(name, symmetry)

@@ -66,7 +66,7 @@ def train_and_measure(
     predicted = logits.argmax(1)
     correct = (predicted == y).double()
     if out is not None:
-        write(findings.contents(fitted, test, title=run.name) | {"command": _command(run)}, out / "report.json")
+        write(findings.contents(fitted, test, title=run.name) | {"command": _command(run)}, out / "report.json", indent=None)
     return {
         "row": {
             "task": run.task,
@@ -106,9 +106,9 @@ def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(t - statistics.median(plain) for t, line in zip(times, history, strict=True) if "log_evidence" in line)
 
 
-def write(result: Mapping[str, Any], path: Path) -> None:
+def write(result: Mapping[str, Any], path: Path, indent: int | None = 1) -> None:
     """A result as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(result, indent=indent, allow_nan=False) + "\n")
     temporary.replace(path)
