@@ -151,7 +151,7 @@ def filters(model: nn.Module) -> list[dict[str, Any]]:
         parts = [(path, part, p) for path in module for part, p in module[path].named_modules() if isinstance(p, Path)]
         for path, part, weights in parts:
             maps = pictures(weights)
-            if maps is None or not maps.numel():
+            if maps is None or maps[0].numel() < 2:  # one weight is no picture
                 continue
             shown = strongest(maps)
             scale = float(shown.abs().max())
