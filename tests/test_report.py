@@ -125,6 +125,27 @@ def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_
     assert wording.headline(rows) == "Layer 1 became translation-equivariant."
     rows = [path("own", share=1.0), path("other", share=0.0, symmetric=False)]
     assert wording.headline(rows) == "Layer 1 became symmetric."
+    rows = [path("pool", share=0.4), path("fc", share=0.6, symmetric=False)]
+    assert wording.headline(rows) == "Layer 1 uses position (60 % free)."
+
+
+def test_a_convolution_with_borders_or_strides_is_equivariant_only_up_to_them():
+    shape = (1, 8, 8)
+    made = {
+        "exact": Conv(1, 2),
+        "dilated": Conv(1, 2, dilation=2),
+        "zeros": Conv(1, 2, padding_mode="zeros"),
+        "strided": Conv(1, 2, stride=2),
+        "valid": Conv(1, 2, padding=(0, 0, 0, 0)),
+    }
+    model = nn.ModuleDict(
+        {name: layers.Relaxed({"conv": conv}, {"fc": Dense(shape, (2, 4, 4))}) for name, conv in made.items()}
+    )
+    assert findings.approximate(model) == ["zeros", "strided", "valid"]
+    assert wording.headline(network(0.0, 0.0, 0.5), approximate=["l1", "l2"]) == (
+        "Layer 1 became translation-equivariant; layer 2 became translation-equivariant up to borders and strides; layer 3 uses "
+        "position (50 % free)."
+    )
 
 
 @pytest.mark.parametrize(

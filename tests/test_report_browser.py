@@ -136,6 +136,29 @@ def test_the_numbers_are_those_of_the_json(opened, said):
     assert shown[: len(steps)] == [str(line["epoch"]) for line in steps]
 
 
+def test_the_numbers_of_a_run_are_those_of_its_result(browser, tmp_path, monkeypatch, capsys):
+    for needed in ("tyro", "rich", "sklearn"):
+        pytest.importorskip(needed)
+    from autosym import cli
+    from autosym.experiments import quadrant_digits
+
+    monkeypatch.setitem(quadrant_digits.RUNS, "quadrant-digits", quadrant_digits.Run(width=2, test=1600))
+    assert cli.main(["run", "quadrant-digits", "--epochs", "2", "--out", str(tmp_path)]) == 0
+    assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    page = browser.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    assert numbers(page, "share") == [path["share"] for path in result["symmetry"]]
+    assert numbers(page, "precision") == [value for path in result["symmetry"] for value in path["precision"].values()]
+    assert numbers(page, "accuracy") == [result["row"]["accuracy"] / 100]
+    assert numbers(page, "calibration_error") == [result["row"]["calibration_error"]]
+    assert numbers(page, "evidence") == pytest.approx([result["row"]["evidence"]])
+    assert numbers(page, "parameters") == [result["row"]["parameters"]]
+    text = page.inner_text("#repeat")
+    assert all(str(value) in text for value in result["config"].values())
+    page.close()
+
+
 def test_names_are_text(opened):
     page = opened()
     assert page.title() == f"{EVIL}: what was learned"

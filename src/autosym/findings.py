@@ -64,6 +64,7 @@ def contents(
             "bound_of": record.bound_of,
         },
         "symmetry": fit.symmetry().as_dicts(),
+        "approximate": approximate(fit.model),
         "history": thinned(fit.history),
         "filters": filters(fit.model),
         "compare": None if compare is None else alternatives(compare, title, record),
@@ -80,6 +81,19 @@ def contents(
 def settings(schedule: Schedule) -> dict[str, Any]:
     """A schedule as JSON takes it: what may be infinite is written out."""
     return asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)}
+
+
+def approximate(model: nn.Module) -> list[str]:
+    """Relaxed layers with a convolution that is equivariant only up to borders (padding) or strides."""
+    relaxed = [(name, module) for name, module in model.named_modules() if isinstance(module, Relaxed)]
+    convs = [(name, part) for name, module in relaxed for path in module.symmetric for part in module[path].modules()]
+    return list(dict.fromkeys(name for name, part in convs if isinstance(part, Conv) and not _is_exact(part)))
+
+
+def _is_exact(conv: Conv) -> bool:
+    left, right, top, bottom = conv.padding
+    height, width = (d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
+    return conv.stride == (1, 1) and conv.padding_mode == "circular" and (top + bottom, left + right) == (height, width)
 
 
 def _call(fit: Fit) -> str:

@@ -37,9 +37,9 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     calibration = contents.get("calibration")
     return {
         "title": contents.get("title") or "A fit by autosym",
-        "headline": wording.headline(symmetry, learned=schedule.get("step") != "none"),
+        "headline": wording.headline(symmetry, schedule.get("step") != "none", contents.get("approximate") or ()),
         "figures": key_figures(contents),
-        "layers": wording.layers(symmetry),
+        "layers": wording.layers(symmetry, contents.get("approximate") or ()),
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),
         "samples": contents.get("samples"),

@@ -12,17 +12,21 @@ from itertools import groupby
 from typing import Any
 
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
-TRANSLATIONS = ("conv", "s-conv")
+TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
 
-def layers(symmetry: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The relaxed layers in order: number, name, paths, share of the free ones (None: not known), verdict, symmetry, words."""
+def layers(symmetry: Sequence[Mapping[str, Any]], approximate: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The relaxed layers in order: number, name, paths, share of the free ones (None: not known), verdict, symmetry, words.
+
+    Of layers named in ``approximate`` the symmetric paths are so only up to borders and strides.
+    """
     found = []
     for number, (name, group) in enumerate(groupby(symmetry, key=lambda path: path["layer"]), 1):
         paths = list(group)
         verdict, share = _verdict(paths)
         layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
-        found.append(layer | {"symmetry": _symmetry(paths), "words": ""})
+        limits = " up to borders and strides" if name in approximate else ""
+        found.append(layer | {"symmetry": f"{_symmetry(paths)}{limits}"})
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
@@ -54,14 +58,13 @@ def _symmetry(paths: Sequence[Mapping[str, Any]]) -> str:
     ]
     if used and all(name.startswith("gconv:") for name in used) and len(set(used)) == 1:
         return f"equivariant to translations and {used[0].removeprefix('gconv:')}"
-    if all(name in TRANSLATIONS or name.startswith("gconv:") for name in used):
-        return "translation-equivariant"
-    return "symmetric"
+    kinds = {TRANSLATIONS["conv"] if name.startswith("gconv:") else TRANSLATIONS.get(name, "symmetric") for name in used}
+    return kinds.pop() if len(kinds) == 1 else "symmetric"
 
 
-def headline(symmetry: Sequence[Mapping[str, Any]], learned: bool = True) -> str:
+def headline(symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approximate: Sequence[str] = ()) -> str:
     """One sentence for the network; ``learned`` is whether precisions were learned at all."""
-    found = layers(symmetry)
+    found = layers(symmetry, approximate)
     if not found:
         return "No layer had a choice: the model has no relaxed layer."
     if not learned:
@@ -92,7 +95,7 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "nearly":
         return f"{are} nearly {symmetry} ({_shares(some)} free)"
     if verdict == "mixed":
-        position = "position" if symmetry == "translation-equivariant" else "what breaks the symmetry"
+        position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
         return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
     if verdict == "constant":
         return f"became constant in space, by {'their' if many else 'its'} lengthscales"

@@ -61,12 +61,15 @@ def train_and_measure(
         x, y = test
         with torch.no_grad():
             logits = torch.cat([net(part.to(device)).cpu() for part in x.split(1000)])
+        seconds = time.perf_counter() - start
+        if out is not None:
+            write(
+                findings.contents(fitted, test, title=run.name) | {"command": _command(run)}, out / "report.json", indent=None
+            )
     finally:
         torch.set_num_threads(threads)
     predicted = logits.argmax(1)
     correct = (predicted == y).double()
-    if out is not None:
-        write(findings.contents(fitted, test, title=run.name) | {"command": _command(run)}, out / "report.json", indent=None)
     return {
         "row": {
             "task": run.task,
@@ -78,7 +81,7 @@ def train_and_measure(
             "calibration_error": calibration_error(logits.softmax(1), y),
             "evidence": fitted.evidence.log_evidence.item() / len(train[0]),
             "parameters": sum(p.numel() for p in net.parameters()),
-            "seconds": time.perf_counter() - start,
+            "seconds": seconds,
             "evidence_seconds": _evidence_seconds(fitted.history),
         },
         "config": asdict(run),
