@@ -137,11 +137,14 @@ def _acts_on(group: str | Group, x: Tensor) -> bool:
 @torch.no_grad()
 def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
     """Confidence against accuracy of the network's softmax, in bins; accuracy, and the mean negative log-likelihood."""
-    parts = [(*to_model(x, y, model, "the report's data"),) for x, y in batches(data, 1000)]
-    if not parts:
+    outputs, labels = [], []
+    for x, y in batches(data, 1000):
+        x, y = to_model(x, y, model, "the report's data")
+        outputs.append(model(x).cpu())
+        labels.append(y.cpu())
+    if not outputs:
         raise ValueError("the report's data hold no samples: pass labelled ones, or data=None")
-    logits = torch.cat([model(x).cpu() for x, _ in parts])
-    y = torch.cat([y.cpu() for _, y in parts])
+    logits, y = torch.cat(outputs), torch.cat(labels)
     Categorical().check(logits.shape[1], y)
     probabilities = logits.softmax(1)
     return {
