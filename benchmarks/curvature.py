@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from autosym.experiments.provenance import provenance
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,6 +31,7 @@ from autosym import layers, nets
 from autosym.curvature import kfac
 from autosym.likelihoods import Categorical
 from autosym.paths import gram
+from autosym.provenance import provenance
 from autosym.sites import Tape, sites
 
 BATCH = 250

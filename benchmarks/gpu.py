@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from autosym.experiments.provenance import provenance
 from torch import Tensor, nn
 
 import autosym
@@ -24,6 +23,7 @@ from autosym.capture import Captured
 from autosym.evidence import laplace
 from autosym.likelihoods import Categorical
 from autosym.priors import Prior
+from autosym.provenance import provenance
 from autosym.proximal import Weights
 from autosym.sites import sites
 

@@ -21,7 +21,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from autosym.experiments.provenance import provenance
 
 from autosym import data, nets
 from autosym.batching import Stream
@@ -30,6 +29,7 @@ from autosym.curvature import Curvature, Factors
 from autosym.evidence import laplace
 from autosym.likelihoods import Categorical
 from autosym.priors import Prior
+from autosym.provenance import provenance
 from autosym.proximal import Weights
 from autosym.sites import sites
 from autosym.symmetry import symmetry

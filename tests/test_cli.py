@@ -216,6 +216,8 @@ def test_report_of_a_run(capsys, tmp_path, done):
     assert (done / "report.html").read_text(encoding="utf-8") == before
     shown(capsys, "report", done, "--out", tmp_path / "new" / "page.html")
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == before
+    shown(capsys, "report", done, "--out", tmp_path / "new")
+    assert (tmp_path / "new" / "report.html").read_text(encoding="utf-8") == before
     (done / "report.json").unlink()  # as an older run has none
     shown(capsys, "report", done)
     older = (done / "report.html").read_text(encoding="utf-8")
@@ -255,7 +257,9 @@ def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
         ("result.json", "[]", "is not the result of a run"),
         ("result.json", '{"rows": [], "symmetry": {}}', "the summary of several runs"),
         ("history.jsonl", '{"epoch": 1, "lo', "is not JSON lines"),
+        ("result.json", '{"symmetry": [{"layer": "a"}]}', "is of another version"),
         ("report.json", "", "report.json is not JSON"),
+        ("report.json", "[]", "report.json is not what a run writes"),
     ],
 )
 def test_report_of_what_is_no_run_says_why(capsys, tmp_path, name, content, expected):

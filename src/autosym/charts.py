@@ -1,13 +1,11 @@
 """Charts as geometry: scales, ticks and lines in the units of a small drawing, ready for the template to draw as SVG."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 10, 24  # margins, with room for the ticks' words
-
-Numbers = Sequence[float | None]
 
 
 def lines(
@@ -56,7 +54,7 @@ def lines(
         "x_ticks": [
             {"at": round(across(t), 1), "label": f"{t:g}"}
             for t in linear_ticks(first, last, 5, whole=True)
-            if first <= t <= last
+            if first <= t <= last and across(t) > LEFT + 36  # where the axis says what it counts
         ],
         "learning": None if learning is None else [round(across(epoch), 1) for epoch in learning],
         "rows": [
@@ -69,7 +67,7 @@ def _drawn(value: float | None, log: bool) -> bool:
     return value is not None and math.isfinite(value) and (value > 0 or not log)
 
 
-def _scale(low: float, high: float, start: float, end: float):
+def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """The linear map of [low, high] to [start, end]; of a single value, the middle."""
     if high <= low:
         return lambda value: (start + end) / 2

@@ -186,13 +186,14 @@ def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, 
 
     Args:
         run: the folder of a run, or its result.json.
-        out: the file to write (report.html beside the result by default).
+        out: the file to write, or its folder (report.html beside the result by default).
         compare: other runs on the same data, whose evidence is shown beside this one's.
     """
     contents = findings.load(run)
     if compare:
         contents["compare"] = findings.compare_runs(run, compare)
-    path = out or (run if run.is_dir() else run.parent) / "report.html"
+    path = out or (run if run.is_dir() else run.parent)
+    path = path / "report.html" if path.is_dir() else path
     print(f"Written: {write_page(contents, path)}")
 
 

@@ -29,7 +29,17 @@ from autosym.training import Fit, Schedule
 GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side
 LINES = 120  # of a history
-Alternatives = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+Alternatives = Mapping[str, Any] | Iterable[Mapping[str, Any] | tuple]
+PATH = {
+    "layer",
+    "path",
+    "symmetric",
+    "precision",
+    "parameters",
+    "effective_parameters",
+    "share",
+    "omega",
+}  # what is known of one
 
 
 @torch.no_grad()
@@ -45,7 +55,7 @@ def contents(
 
     On ``data``, labelled samples that are best held out, equivariance under ``groups`` and calibration are measured; without them
     the report says that they were not. ``compare`` is the evidence of alternatives on the same training data: fits, evidences or
-    nats by name, or a list of dictionaries with ``name``, ``log_evidence`` and, if known, ``probability``.
+    nats by name, or a list of dictionaries with ``name``, ``log_evidence`` and, if known, ``probability`` (or tuples of these).
     """
     gammas = fit.laplace.effective_parameters(fit.prior)
     record = fit.evidence
@@ -102,7 +112,8 @@ def _call(fit: Fit) -> str:
     changed |= {"nu": fit.prior.nu} if math.isfinite(fit.prior.nu) else {}
     changed["seed"] = fit.seed
     options = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-    return f"autosym.fit(model, data, {fit.likelihood.name!r}, {options})"
+    others = "  # with the same model, data, prior_precision, augment and evidence_data"
+    return f"autosym.fit(model, data, {fit.likelihood.name!r}, {options}){others}"
 
 
 def _device(model: nn.Module) -> str:
@@ -218,18 +229,17 @@ def alternatives(compare: Alternatives, title: str, record: Evidence) -> list[di
     """Log evidence and posterior probability, at equal prior ones, of this fit (unless it is among them) and the alternatives."""
     rows = []
     for item in compare.items() if isinstance(compare, Mapping) else compare:
-        name, value = item if isinstance(item, tuple) else (item.get("name"), item.get("log_evidence"))
+        given = item if isinstance(item, Mapping) else dict(zip(("name", "log_evidence", "probability"), item, strict=False))
+        name, value = given.get("name"), given.get("log_evidence")
         value = value.evidence if isinstance(value, Fit) else value
-        if isinstance(value, Evidence):
-            if value.samples != record.samples:
-                raise ValueError(
-                    f"{name} has the evidence of {value.samples} samples, this fit of {record.samples}: not comparable"
-                )
-            value = float(value.log_evidence)
+        if isinstance(value, Evidence) and value.samples != record.samples:
+            raise ValueError(
+                f"{name} has the evidence of {value.samples} samples, this fit of {record.samples}: not comparable"
+            )
+        value = float(value.log_evidence) if isinstance(value, Evidence) else value
         if not isinstance(name, str) or not isinstance(value, (int, float)):
             raise ValueError(f"compare takes evidence by name, or dictionaries with name and log_evidence, got {item!r}")
-        given = item.get("probability") if isinstance(item, Mapping) else None
-        rows.append({"name": name, "log_evidence": float(value), "probability": given})
+        rows.append({"name": name, "log_evidence": float(value), "probability": given.get("probability")})
     own = float(record.log_evidence)
     if all(row["log_evidence"] != own for row in rows):
         rows.insert(0, {"name": title, "log_evidence": own, "probability": None})
@@ -258,11 +268,16 @@ def load(run: File) -> dict[str, Any]:
         raise ValueError(
             f"{file} is not the result of a run: it has no list of symmetry.{several} Make one by `autosym run NAME`"
         )
+    unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
+    if unknown:
+        raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
     more: dict[str, Any] = {}
     if run.is_dir() and (folder / "report.json").exists():
         more = _read(folder / "report.json")
     elif run.is_dir() and (folder / "history.jsonl").exists():
         more = {"history": thinned(_read_lines(folder / "history.jsonl"))}
+    if not isinstance(more, dict):
+        raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
     title = " · ".join(str(result["config"][key]) for key in ("task", "model", "method") if _key(result.get("config"), key))
     return finite({"title": title or str(run), **more, **result})
 

@@ -134,12 +134,12 @@ def curves(
 
     def one(title: str, key: str, sign: int = 1) -> dict[str, Any] | None:
         values = [None if line.get(key) is None else sign * line[key] / per for line in steps]
-        return charts.lines(title, *_over(steps), [_series(title, values)], unit, **frame) if steps else None
+        return charts.lines(title, _over(steps), [_series(title, values)], unit, **frame) if steps else None
 
     found = [one("Evidence", "log_evidence"), one("Fit", "log_likelihood"), one("Complexity", "occam", -1)]
     if history:
         loss = [line.get("loss") for line in history]
-        found.append(charts.lines("Training loss", *_over(history), [_series("Training loss", loss)], "per sample", **frame))
+        found.append(charts.lines("Training loss", _over(history), [_series("Training loss", loss)], "per sample", **frame))
     if steps:
         found += [_free_shares(steps, frame), _effective(steps, symmetry, frame)]
     return [chart for chart in found if chart is not None]
@@ -155,8 +155,8 @@ def _frame(
     return {"span": (1, max(last, 2)), "learning": (steps[0]["epoch"], steps[-1]["epoch"]) if steps else None}
 
 
-def _over(lines: Sequence[Mapping[str, Any]]) -> tuple[list[int]]:
-    return ([line["epoch"] for line in lines],)
+def _over(lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [line["epoch"] for line in lines]
 
 
 def _series(name: str, values: Sequence[float | None], colour: str = "ink", **more: Any) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _free_shares(steps: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]) -
         shares = [(line.get("free_share") or {}).get(name) for line in steps]
         values = [None if share is None else 100 * share for share in shares]
         series.append(_series(f"{index + 1}", values, "ramp", place=round(index / max(len(names) - 1, 1), 3)))
-    return charts.lines("Free share by layer", *_over(steps), series, "%", bounds=(0, 100), **frame) if series else None
+    return charts.lines("Free share by layer", _over(steps), series, "%", bounds=(0, 100), **frame) if series else None
 
 
 def _effective(
@@ -187,7 +187,7 @@ def _effective(
             for line in steps
         ]
         series.append(_series(kind["path"], values, css_class(kind)))
-    return charts.lines("Effective parameters by path", *_over(steps), series, **frame) if series else None
+    return charts.lines("Effective parameters by path", _over(steps), series, **frame) if series else None
 
 
 def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -204,9 +204,9 @@ def precisions(
 ) -> list[dict[str, Any]]:
     """A chart of prior precisions for each relaxed layer, and one for what lies outside, all on the same axes."""
     steps = [line for line in history if line.get("precision")]
-    if not steps:
-        return []
     every = [value for line in steps for value in line["precision"].values() if value]
+    if not every:
+        return []
     frame = _frame(history, steps, schedule) | {"bounds": (min(every), max(every)), "log": True}
     titled = {layer["name"]: f"{layer['number']} · {layer['name']}" for layer in wording.layers(symmetry)}
     outside = sorted({name.rpartition(".")[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
@@ -220,7 +220,7 @@ def precisions(
         values = [line["precision"].get(name) for line in steps]
         chart = "Other parameters" if owner is None else titled[owner["layer"]]
         by_chart.setdefault(chart, []).append(_series(label, values, colour, dash=DASHES.get(part, ""), place=round(place, 3)))
-    drawn = [charts.lines(title, *_over(steps), series, **frame) for title, series in by_chart.items() if series]
+    drawn = [charts.lines(title, _over(steps), series, **frame) for title, series in by_chart.items() if series]
     return [chart for chart in drawn if chart is not None]
 
 
@@ -294,18 +294,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for row in ordered:
         behind = None if best is None or row["log_evidence"] is None else best - row["log_evidence"]
-        words = (
-            {"odds": None, "strength": None}
-            if not behind
-            else {"odds": wording.odds(behind), "strength": wording.strength(behind)}
-        )
-        found.append(
-            {
-                "name": row["name"],
-                "log_evidence": row["log_evidence"],
-                "probability": row.get("probability"),
-                "behind": behind,
-                **words,
-            }
-        )
+        odds, strength = (wording.odds(behind), wording.strength(behind)) if behind else (None, None)
+        known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
+        found.append({"name": row["name"], "log_evidence": row["log_evidence"], **known})
     return found
