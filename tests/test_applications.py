@@ -21,11 +21,10 @@ pytest.importorskip("PIL")
 from PIL import Image
 
 from autosym import applications, cli, nets
-from autosym.applications import Run, headline, network_for, schedule_for, working_size
-from autosym.training import Fit
+from autosym.applications import Run, network_for, schedule_for, working_size
 from test_programs import network, save
 
-FILES = {"checkpoint.safetensors", "history.jsonl", "result.json"}
+FILES = {"checkpoint.safetensors", "history.jsonl", "result.json", "report.json", "report.html"}
 
 
 def shown(capsys, *arguments, status=0):
@@ -100,31 +99,6 @@ def test_small_data_are_trained_long_enough():
     assert schedule_for(Run("x", epochs=3), 100).epochs == 3
 
 
-def path(layer, name, symmetric, share):
-    return {"layer": layer, "path": name, "symmetric": symmetric, "share": share}
-
-
-@pytest.mark.parametrize(
-    ("free", "sentence"),
-    [
-        ((0.0, 0.01, 0.04), "Layers 1 to 3 became symmetric."),
-        ((0.0, 0.01, 0.4), "Layers 1 and 2 became symmetric; layer 3 uses position."),
-        ((0.5, 0.01, 0.4), "Layer 2 became symmetric; layers 1, 3 use position."),
-        ((0.5, 0.6, 0.4), "No layer became symmetric; layers 1 to 3 use position."),
-        ((None, 0.6, 0.4), "Layer 1 became symmetric; layers 2 and 3 use position."),
-    ],
-)
-def test_the_headline(free, sentence):
-    paths = [
-        part
-        for i, share in enumerate(free)
-        for part in (path(f"b.{i}", "conv", True, share and 1 - share), path(f"b.{i}", "f-fc", False, share))
-    ]
-    assert headline(paths) == sentence
-    assert "by construction" in headline([part for part in paths if part["symmetric"]])
-    assert "No layer has a symmetric path" in headline([part for part in paths if not part["symmetric"]])
-
-
 # ---- fit
 
 
@@ -136,7 +110,6 @@ def test_fit_from_files(capsys, tmp_path, kind, request):
     result = json.loads(out)
     assert json.loads((tmp_path / "r" / "result.json").read_text()) == result
     assert {file.name for file in (tmp_path / "r").iterdir()} >= FILES
-    assert (tmp_path / "r" / "report.html").exists() == hasattr(Fit, "report")
     assert result["classes"] == (["0", "1"] if kind == "npz" else ["lying", "standing"])
     assert result["row"]["samples"] == 30
     assert 0 <= result["row"]["accuracy"] <= 100

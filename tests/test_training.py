@@ -193,12 +193,13 @@ def test_a_short_run_has_an_evidence_step():
 
 def test_a_line_says_what_the_step_did():
     fit = autosym.fit(small(), images("gaussian"), "gaussian", epochs=2, burn_in=0, every=1)
-    keys = {"epoch", "loss", "log_evidence", "log_likelihood", "occam", "precision", "free_share", "sigma_noise", "seconds"}
+    keys = {"epoch", "loss", "log_evidence", "log_likelihood", "occam", "precision", "effective_parameters", "free_share"}
+    keys |= {"sigma_noise", "seconds"}
     for line in fit.history:
         assert set(line) == keys
         assert line["log_evidence"] == pytest.approx(line["log_likelihood"] + line["occam"])
         assert set(line["free_share"]) == {"blocks.0", "blocks.1"}
-        assert tuple(line["precision"]) == fit.prior.names
+        assert tuple(line["precision"]) == tuple(line["effective_parameters"]) == fit.prior.names
     assert fit.history[-1]["precision"] == pytest.approx(fit.prior.precision())
     assert fit.history[0]["seconds"] <= fit.history[1]["seconds"]
 

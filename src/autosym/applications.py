@@ -6,8 +6,9 @@ in ``working_size`` and ``network_for``, and what was done is said in the notes 
 
 import json
 import math
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym import checkpoint, nets, pictures, programs
+from autosym import checkpoint, findings, nets, pictures, programs, wording
 from autosym.equivariance import EquivarianceError, equivariance_error
-from autosym.experiments.provenance import provenance
 from autosym.experiments.running import METHODS, write
 from autosym.predictive import calibration_error
+from autosym.provenance import provenance
 from autosym.training import Schedule, fit
 
 WEIGHT_STEPS = 1500  # of training, at least
 LARGEST = 32  # pixels of a side, where no size was asked for
-STRICT = 0.05  # a free path with a smaller share leaves its layer symmetric, in words
 
 Pair = tuple[Tensor, Tensor]
 
@@ -76,7 +76,7 @@ def schedule_for(run: Run, samples: int) -> Schedule:
 
 
 def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> dict[str, Any]:
-    """Learn the symmetry of images and write result.json, history.jsonl, checkpoint.safetensors and report.html to ``out``."""
+    """Learn the symmetry of images and write result.json, report.json, history.jsonl and checkpoint.safetensors to ``out``."""
     _check(run)
     found = pictures.read(Path(run.task), run.size, run.classes)
     training, test, preprocessing, notes = _prepared(found, run)
@@ -98,7 +98,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     )
     symmetry = fitted.symmetry().as_dicts()
     result = {
-        "headline": headline(symmetry),
+        "headline": wording.headline(symmetry),
         "row": {
             "task": run.task,
             "model": run.model,
@@ -116,39 +116,20 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
         "preprocessing": preprocessing,
         "classes": found.classes,
         "notes": notes,
-        "schedule": asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)},
+        "schedule": findings.settings(schedule),
         "provenance": provenance(device),
     }
     write(result, out / "result.json")
-    if hasattr(fitted, "report"):
-        fitted.report(out / "report.html", data=test if len(test[0]) > 1 else training)
+    shown = findings.contents(fitted, test if len(test[0]) > 1 else training, title=Path(run.task).name)
+    write(shown | {"command": _command(run)}, out / "report.json", indent=None)
     return result
 
 
-def headline(symmetry: Sequence[Mapping[str, Any]]) -> str:
-    """What was learned, in one sentence."""
-    layers = list(dict.fromkeys(path["layer"] for path in symmetry))
-    free = {layer: sum(p["share"] or 0.0 for p in symmetry if p["layer"] == layer and not p["symmetric"]) for layer in layers}
-    if all(path["symmetric"] for path in symmetry):
-        return "Every layer is symmetric by construction: there was nothing to choose."
-    if not any(path["symmetric"] for path in symmetry):
-        return "No layer has a symmetric path: there was nothing to choose."
-    strict = [i for i, layer in enumerate(layers, 1) if free[layer] < STRICT]
-    using = [i for i, layer in enumerate(layers, 1) if free[layer] >= STRICT]
-    became = f"{_numbered(strict)} became symmetric" if strict else "No layer became symmetric"
-    return f"{became}; {_numbered(using).lower()} use{'s' if len(using) == 1 else ''} position." if using else f"{became}."
-
-
-def _numbered(numbers: Sequence[int]) -> str:
-    """Layers 1 to 3 and 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
-    return f"Layer{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+def _command(run: Run) -> str:
+    """What repeats it."""
+    options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
+    options["size"] = run.size and f"{run.size[0]}x{run.size[1]}"
+    return shlex.join(["autosym", "fit", run.task, *(f"--{k}={v}" for k, v in options.items() if v is not None)])
 
 
 def _check(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``autosym fit DATA``, ``autosym audit MODEL DATA``, ``autosym demo``, ``autosym run NAME``, ``autosym table NAME``.
+"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``demo``, ``run NAME``, ``table NAME``.
 
 It ends with 0, with 1 where something is wrong with the data or a file, with 2 where it was called wrongly, and with 130 where it was
 interrupted (Ctrl-C). Results go to stdout, everything else to stderr.
@@ -19,11 +19,11 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym import applications
+from autosym import applications, findings
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
-from autosym.report import print_table
+from autosym.report import print_table, write_page
 
 EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"autosym {autosym.__version__}")
         return 0
     description = f"{main.__doc__}\n\n--version prints the version ({autosym.__version__})."
-    commands: dict[str, Any] = {"fit": fit, "audit": audit, "demo": demo, "run": run, "table": table}
+    commands: dict[str, Any] = {"fit": fit, "audit": audit, "report": report, "demo": demo, "run": run, "table": table}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
         sys.stdout.flush()
@@ -87,6 +87,7 @@ def fit(
     """
     asked = applications.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test)
     result = applications.train(asked, out, progress=not json, resume=resume)
+    page = _page(out)
     if json:
         print(json_format.dumps(result))
         return
@@ -97,8 +98,7 @@ def fit(
     print(result["headline"])
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
-    names = ("result.json", "history.jsonl", "checkpoint.safetensors", "report.html")
-    print(f"Written to {out}: {', '.join(name for name in names if (out / name).exists())}")
+    print(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
 
 
 def audit(
@@ -220,7 +220,7 @@ def run(
         epochs: other than the experiment's.
         seed: other than the experiment's.
         samples: train on fewer (of tables 1 to 3).
-        out: where result.json, history.jsonl and checkpoint.safetensors are written (runs/NAME by default).
+        out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written (runs/NAME by default).
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
         data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
         resume: go on from the checkpoint there, as if the run had never stopped.
@@ -257,6 +257,7 @@ def _run(
     more = {"results": results, "data_dir": data_dir} if module is images else {}
     result = module.execute(config, progress=not json, out=out, resume=resume, **more)
     write(result, out / "result.json")
+    page = _page(out)
     if json:
         print(json_format.dumps(result))
         return
@@ -268,6 +269,31 @@ def _run(
     _show_symmetry(row["task"], result["symmetry"])
     kept = f", and {results / config.file}.json" if module is images else ""
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
+    print(page)
+
+
+def _page(run: Path) -> str:
+    """Write report.html beside a result if jinja2 is there; says what became of it."""
+    try:
+        return f"Report: {write_page(findings.load(run), run / 'report.html')}"
+    except ImportError as error:
+        return f"No report: {error}; then `autosym report {run}`"
+
+
+def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = ()) -> None:
+    """Write the report of a run as one HTML file that opens anywhere, from the files of the run.
+
+    Args:
+        run: the folder of a run, or its result.json.
+        out: the file to write, or its folder (report.html beside the result by default).
+        compare: other runs on the same data, whose evidence is shown beside this one's.
+    """
+    contents = findings.load(run)
+    if compare:
+        contents["compare"] = findings.compare_runs(run, compare)
+    path = out or (run if run.is_dir() else run.parent)
+    path = path / "report.html" if path.is_dir() else path
+    print(f"Written: {write_page(contents, path)}")
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:

@@ -9,10 +9,8 @@ end is taken near a mode.
 """
 
 import copy
-import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods
+from autosym import likelihoods, logs
 from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, size_of
 from autosym.capture import Captured
 from autosym.checkpoint import State
@@ -137,6 +135,7 @@ class Fit:
     history: list[dict[str, Any]]
     evidence: Evidence
     laplace: Laplace
+    seed: int = 0
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
@@ -145,6 +144,22 @@ class Fit:
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
         return predictive(self.model, x, self._eigenvectors, self.prior, self.likelihood, link, samples, seed)
+
+    def report(self, path: str | File, data: Data | None = None, **options: Any) -> File:
+        """Write what was learned as one HTML file that opens anywhere; needs the extra ``report`` (jinja2).
+
+        ``data`` are labelled samples, best held out: on them equivariance and calibration are measured. ``options`` are those of
+        ``findings.contents``: ``compare`` (the evidence of alternatives), ``groups``, ``title``.
+        """
+        from autosym import report
+
+        return report.write(self, File(path), data, **options)
+
+    def plot(self) -> Any:
+        """Shares, evidence and precisions as a figure of matplotlib, for notebooks; needs the extra ``report``."""
+        from autosym import report
+
+        return report.plot(self)
 
     @cached_property
     def _eigenvectors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -167,6 +182,7 @@ def fit(
     seed: int = 0,
     progress: bool = False,
     history: str | File | None = None,
+    tensorboard: str | File | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     checkpoint: str | File | None = None,
     checkpoint_seconds: float = 60.0,
@@ -180,7 +196,7 @@ def fit(
     eval mode: the prior regularises, and a sample's output must not depend on its batchmates. With finite ``nu`` the prior is
     Student-t (``priors``). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50, step="none")`` is plain MAP at
     ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. ``history`` names a
-    JSON-lines file; ``log`` is called with every line.
+    JSON-lines file, ``tensorboard`` a folder of event files; ``log`` is called with every line.
 
     ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
     tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
@@ -224,8 +240,9 @@ def fit(
     with (
         _no_denormals(),
         _determinism(deterministic),
-        _progress_bar(progress, schedule.epochs) as show,
-        _json_lines(history, lines) as write,
+        logs.progress_bar(progress, schedule.epochs) as show,
+        logs.json_lines(history, lines) as write,
+        logs.tensorboard(tensorboard, len(lines), count) as scalars,
     ):
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
             seen = 0
@@ -243,7 +260,7 @@ def fit(
                 line |= _summary(model, likelihood, prior, at)
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
-            for consumer in filter(None, (show, write, log)):
+            for consumer in filter(None, (show, write, scalars, log)):
                 consumer(line)
             if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
                 state.write(File(checkpoint), lines)
@@ -252,7 +269,7 @@ def fit(
         if math.isfinite(prior.nu):
             at = at.with_scales(prior)
     with torch.no_grad():
-        return Fit(model, prior, likelihood, schedule, lines, at(prior), at)
+        return Fit(model, prior, likelihood, schedule, lines, at(prior), at, seed)
 
 
 def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:
@@ -295,7 +312,7 @@ def evidence_step(
 
 
 def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace) -> dict[str, Any]:
-    """What a line of the history says of an evidence step: evidence, its parts, precisions, shares."""
+    """What a line of the history says of an evidence step: evidence, its parts, precisions, effective parameters, shares."""
     with torch.no_grad():
         record = at(prior)
         summary: dict[str, Any] = {
@@ -303,6 +320,7 @@ def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace
             "log_likelihood": float(record.log_likelihood),
             "occam": float(record.occam),
             "precision": prior.precision(),
+            "effective_parameters": dict(zip(at.names, at.effective_parameters(prior).tolist(), strict=True)),
             "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
         if isinstance(likelihood, Gaussian):
@@ -337,47 +355,3 @@ def _determinism(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
-def _json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    if path is None:
-        yield None
-        return
-    File(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-        yield lambda line: print(json.dumps(line), file=file, flush=True)
-
-
-@contextmanager
-def _progress_bar(wanted: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then."""
-    if not wanted:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    shown = {"evidence": "", "shares": ""}
-
-    def described(line: dict[str, Any]) -> str:
-        if "log_evidence" in line:
-            shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
-            shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
-            shown["shares"] = f"  free paths {shares}" if shares else ""
-        return f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"
-
-    def say(line: dict[str, Any]) -> None:
-        text = described(line)
-        if line["epoch"] == epochs or line["epoch"] % max(1, epochs // 10) == 0:
-            print(f"epoch {line['epoch']}/{epochs}  {text}", file=sys.stderr, flush=True)
-
-    console = Console(stderr=True)
-    if not console.is_terminal and not console.is_jupyter:
-        yield say
-        return
-    columns = (TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=epochs)
-        yield lambda line: bar.update(task, completed=line["epoch"], description=described(line))
