@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 ARGS ?= -m "not slow"
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench docs clean
 
 demo: $(VENV)/.base
 	$(BIN)/autosym demo
@@ -21,6 +21,10 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Written: site/index.html"
+
 format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -32,7 +36,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.tests: $(VENV)/.base requirements-oracles.txt
-	$(PIP) -e ".[all,test]"
+	$(PIP) -e ".[all,test,docs]"
 	$(PIP) --no-deps -r requirements-oracles.txt
 	touch $@
 
@@ -40,5 +44,9 @@ $(VENV)/.lint: $(VENV)/.base
 	$(PIP) -e ".[lint]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info

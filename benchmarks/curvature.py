@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import autosym
 from autosym import layers, nets
 from autosym.curvature import kfac
-from autosym.experiments.provenance import provenance
 from autosym.likelihoods import Categorical
 from autosym.paths import gram
+from autosym.provenance import provenance
 from autosym.sites import Tape, sites
 
 BATCH = 250

@@ -27,9 +27,9 @@ from autosym.batching import Stream
 from autosym.capture import Captured
 from autosym.curvature import Curvature, Factors
 from autosym.evidence import laplace
-from autosym.experiments.provenance import provenance
 from autosym.likelihoods import Categorical
 from autosym.priors import Prior
+from autosym.provenance import provenance
 from autosym.proximal import Weights
 from autosym.sites import sites, sizes
 from autosym.symmetry import symmetry

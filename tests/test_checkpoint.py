@@ -124,6 +124,25 @@ def test_without_resume_a_run_starts_anew(tmp_path):
     assert untimed(first.history) == untimed(again.history)
 
 
+def test_a_run_interrupted_in_its_first_epoch_goes_on(tmp_path):
+    """Also where an earlier run left a checkpoint: that one is not gone on from."""
+    path, data = tmp_path / "c.safetensors", classification()
+
+    def run(**options):
+        return fit(network(), data, epochs=3, seed=5, checkpoint=path, **options)
+
+    whole = run()
+
+    def interrupt(x, generator):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(augment=interrupt)
+    assert checkpoint.read(path)[1]["lines"] == []
+    resumed = run(resume=True)
+    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in whole.history]
+
+
 def test_other_settings_are_refused(tmp_path):
     fit(network(), classification(), epochs=2, checkpoint=tmp_path / "c")
     with pytest.raises(ValueError, match="other settings"):

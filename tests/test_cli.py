@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from autosym import __main__, cli
-from autosym.experiments import group_digits, provenance, quadrant_digits, running, table1, table2, table3
+from autosym import __main__, cli, provenance
+from autosym.experiments import group_digits, quadrant_digits, running, table1, table2, table3
 from autosym.experiments.quadrant_digits import DEMO, LEARNED, METHODS, MODELS, RUNS, TASKS, Run
 from files import mnist_parts, write_mnist
 
@@ -75,19 +76,22 @@ def test_help_lists_the_commands(capsys, arguments):
         cli.main(arguments)
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for word in ("demo", "run", "table", "--version", "symmetry"):
+    for word in ("fit", "audit", "demo", "run", "table", "report", "--version", "symmetry"):
         assert word in text
 
 
 @pytest.mark.parametrize(
     ("command", "options"),
     [
+        ("fit", ("--out", "--model", "--epochs", "--seed", "--size", "--classes", "--test", "--resume", "--json")),
+        ("audit", ("--groups", "--size", "--mean", "--std", "--samples", "--json")),
         ("demo", ("--out", "--jobs", "--epochs", "--json")),
         (
             "run",
             ("--all", "--seeds", "--epochs", "--seed", "--samples", "--out", "--results", "--data-dir", "--resume", "--json"),
         ),
         ("table", ("--results", "--figure", "--json")),
+        ("report", ("--out", "--compare")),
     ],
 )
 def test_help_of_a_command_explains_its_options(capsys, command, options):
@@ -96,7 +100,7 @@ def test_help_of_a_command_explains_its_options(capsys, command, options):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert all(option in text for option in options)
-    assert "and nothing else" in " ".join(text.split()), "--json is explained"
+    assert "--json" not in options or "and nothing else" in " ".join(text.split()), "--json is explained"
 
 
 def test_an_unknown_command_is_refused(capsys):
@@ -182,6 +186,103 @@ def test_an_unknown_run_names_the_runs(capsys):
     assert len(RUNS) == len(TASKS) * len(MODELS) * len(METHODS) + 1
 
 
+# ---- report
+
+
+@pytest.fixture
+def done(capsys, tmp_path, tiny):
+    """The folder of a run."""
+    shown(capsys, "run", "quadrant-digits", "--out", tmp_path / "done", "--json")
+    return tmp_path / "done"
+
+
+def test_a_run_writes_its_report(done):
+    result, bulk = (json.loads((done / name).read_text()) for name in ("result.json", "report.json"))
+    text = (done / "report.html").read_text(encoding="utf-8")
+    assert bulk["symmetry"] == result["symmetry"]
+    assert bulk["schedule"] == result["schedule"]
+    assert bulk["evidence"]["log_evidence"] / bulk["samples"] == pytest.approx(result["row"]["evidence"])
+    assert bulk["calibration"]["error"] == pytest.approx(result["row"]["calibration_error"])
+    assert bulk["calibration"]["accuracy"] == pytest.approx(result["row"]["accuracy"] / 100)
+    assert bulk["command"] == "autosym run quadrant-digits/digit/f-fc+conv/evidence --seed 1 --epochs 2"
+    assert all(f'value="{path["share"]}"' in text for path in result["symmetry"])
+    assert f'value="{result["row"]["calibration_error"]}"' in text
+    assert (done / "report.json").stat().st_size < 300_000
+    assert not list(done.glob("*.tmp"))
+
+
+def test_report_of_a_run(capsys, tmp_path, done):
+    before = (done / "report.html").read_text(encoding="utf-8")
+    (done / "report.html").unlink()
+    assert shown(capsys, "report", done).out == f"Written: {done / 'report.html'}\n"
+    assert (done / "report.html").read_text(encoding="utf-8") == before
+    shown(capsys, "report", done, "--out", tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == before
+    shown(capsys, "report", done, "--out", tmp_path / "new")
+    assert (tmp_path / "new" / "report.html").read_text(encoding="utf-8") == before
+    (done / "report.json").unlink()  # as an older run has none
+    shown(capsys, "report", done)
+    older = (done / "report.html").read_text(encoding="utf-8")
+    assert "Not measured" in older
+    assert "data-curve" in older, "curves from history.jsonl"
+    shown(capsys, "report", done / "result.json", "--out", tmp_path / "alone.html")
+    assert "No history is at hand" in (tmp_path / "alone.html").read_text(encoding="utf-8")
+
+
+def test_report_of_a_committed_result(capsys, tmp_path):
+    file = Path(__file__).parent.parent / "results/table1/digit_f-fc_conv_evidence-seed0.json"
+    shown(capsys, "report", file, "--out", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "became translation-equivariant" in text
+    assert all(f'value="{path["share"]}"' in text for path in json.loads(file.read_text())["symmetry"])
+
+
+@pytest.mark.usefixtures("tiny")
+def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
+    for model, seed in (("conv", 1), ("fc", 2)):
+        shown(capsys, "run", f"quadrant-digits/digit/{model}", "--seed", seed, "--out", tmp_path / model, "--json")
+    shown(capsys, "report", done, "--compare", tmp_path / "conv")
+    text = (done / "report.html").read_text(encoding="utf-8")
+    for folder in (done, tmp_path / "conv"):
+        evidence = json.loads((folder / "report.json").read_text())["evidence"]["log_evidence"]
+        assert f'value="{evidence}" data-key="alternative"' in text
+    assert "only on the same data" in shown(capsys, "report", done, "--compare", tmp_path / "fc", status=1).err
+    (tmp_path / "conv" / "report.json").unlink()
+    assert "does not say its evidence" in shown(capsys, "report", done, "--compare", tmp_path / "conv", status=1).err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        (None, None, "result.json does not exist: name the folder of a run"),
+        ("result.json", '{"row": {', "is not JSON"),
+        ("result.json", "[]", "is not the result of a run"),
+        ("result.json", '{"rows": [], "symmetry": {}}', "the summary of several runs"),
+        ("history.jsonl", '{"epoch": 1, "lo', "is not JSON lines"),
+        ("result.json", '{"symmetry": [{"layer": "a"}]}', "is of another version"),
+        ("report.json", "", "report.json is not JSON"),
+        ("report.json", "[]", "report.json is not what a run writes"),
+    ],
+)
+def test_report_of_what_is_no_run_says_why(capsys, tmp_path, name, content, expected):
+    if name is not None:
+        (tmp_path / "result.json").write_text('{"symmetry": []}')
+        (tmp_path / name).write_text(content)
+    out, err = shown(capsys, "report", tmp_path, status=1)
+    assert out == ""
+    assert err.startswith("autosym: ")
+    assert expected in err
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_without_jinja2_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    text = shown(capsys, "run", "quadrant-digits", "--out", tmp_path).out
+    assert "pip install 'autosym[report]'" in text
+    assert not (tmp_path / "report.html").exists()
+
+
 # ---- run: the published tables
 
 
@@ -209,7 +310,8 @@ def test_run_of_a_table_keeps_its_result_beside_the_others(capsys, tmp_path, pub
     assert json.loads((tmp_path / "results/table1/digit_conv_map-samples64-seed5.json").read_text()) == result
     assert (tmp_path / "results/table1/digit_conv_map-samples64-seed5.npy").exists()
     folder = tmp_path / "runs" / "table1/digit/conv/map"
-    assert sorted(file.name for file in folder.iterdir()) == ["checkpoint.safetensors", "history.jsonl", "result.json"]
+    written = ["checkpoint.safetensors", "history.jsonl", "report.html", "report.json", "result.json"]
+    assert sorted(file.name for file in folder.iterdir()) == written
     assert json.loads((folder / "result.json").read_text()) == result
 
 
@@ -504,5 +606,5 @@ def test_commit_is_that_of_the_checkout_or_of_the_environment(monkeypatch):
 
 def test_commit_of_an_installed_package_is_unknown(monkeypatch, tmp_path):
     monkeypatch.delenv("AUTOSYM_COMMIT", raising=False)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a" / "b" / "c" / "provenance.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a" / "b" / "provenance.py"))
     assert provenance.commit() is None

@@ -174,7 +174,7 @@ def test_a_run_keeps_its_result_and_the_labels_from_which_its_accuracy_follows(r
         key: getattr(run, key) for key in ("epochs", "batch_size", "lr", "every")
     }
     assert (result["provenance"]["commit"], result["provenance"]["autosym"]) == ("abc123", autosym.__version__)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"history.jsonl", "checkpoint.safetensors"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"history.jsonl", "checkpoint.safetensors", "report.json"}
 
 
 def recomputed(path, expected):

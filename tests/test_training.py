@@ -193,12 +193,13 @@ def test_a_short_run_has_an_evidence_step():
 
 def test_a_line_says_what_the_step_did():
     fit = autosym.fit(small(), images("gaussian"), "gaussian", epochs=2, burn_in=0, every=1)
-    keys = {"epoch", "loss", "log_evidence", "log_likelihood", "occam", "precision", "free_share", "sigma_noise", "seconds"}
+    keys = {"epoch", "loss", "log_evidence", "log_likelihood", "occam", "precision", "effective_parameters", "free_share"}
+    keys |= {"sigma_noise", "seconds"}
     for line in fit.history:
         assert set(line) == keys
         assert line["log_evidence"] == pytest.approx(line["log_likelihood"] + line["occam"])
         assert set(line["free_share"]) == {"blocks.0", "blocks.1"}
-        assert tuple(line["precision"]) == fit.prior.names
+        assert tuple(line["precision"]) == tuple(line["effective_parameters"]) == fit.prior.names
     assert fit.history[-1]["precision"] == pytest.approx(fit.prior.precision())
     assert fit.history[0]["seconds"] <= fit.history[1]["seconds"]
 
@@ -237,12 +238,25 @@ def test_history_is_on_disk_while_the_run_goes_on(tmp_path):
 def test_progress_shows_loss_evidence_and_shares(capsys):
     pytest.importorskip("rich")
     autosym.fit(small(), images(), epochs=2, burn_in=0, every=1, progress=True)
-    shown = " ".join(capsys.readouterr().out.split())
+    out, err = capsys.readouterr()
+    assert out == "", "results alone go to stdout"
+    shown = " ".join(err.split())
     assert "2/2" in shown
     for word in ("loss", "evidence"):
         assert word in shown
+    assert "\x1b" not in err, "lines, not a bar that moves, where there is no terminal"
     autosym.fit(small(), images(), epochs=1, step="none")
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    autosym.fit(small(), images(), epochs=2, burn_in=0, every=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "\x1b" in err
+    assert "2/2" in err
 
 
 def test_a_schedule_may_be_given_and_changed():

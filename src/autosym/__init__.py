@@ -1,5 +1,6 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
+from autosym.comparison import Comparison, compare
 from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
 from autosym.likelihoods import Categorical, Gaussian
@@ -11,6 +12,7 @@ from autosym.training import Fit, Schedule, fit
 __version__ = "0.1.0.dev0"
 __all__ = [
     "Categorical",
+    "Comparison",
     "Evidence",
     "Fit",
     "Gaussian",
@@ -21,6 +23,7 @@ __all__ = [
     "__version__",
     "assert_equivariant",
     "calibration_error",
+    "compare",
     "equivariance_error",
     "fit",
     "log_evidence",

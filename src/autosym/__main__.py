@@ -12,6 +12,8 @@ def main() -> int:
             raise
         print("the command line needs tyro and rich: pip install 'autosym[cli]'", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while torch is imported
+        return 130
     return cli.main()
 
 

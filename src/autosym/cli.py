@@ -1,10 +1,17 @@
-"""The command line: ``autosym demo``, ``autosym run NAME``, ``autosym table NAME``."""
+"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``demo``, ``run NAME``, ``table NAME``.
+
+It ends with 0, with 1 where something is wrong with the data or a file, with 2 where it was called wrongly, and with 130 where it was
+interrupted (Ctrl-C). Results go to stdout, everything else to stderr.
+"""
 
 import json as json_format
+import math
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +19,11 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
+from autosym import applications, findings
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
-from autosym.report import print_table
+from autosym.report import print_table, write_page
 
 EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
@@ -28,14 +36,109 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"autosym {autosym.__version__}")
         return 0
     description = f"{main.__doc__}\n\n--version prints the version ({autosym.__version__})."
+    commands: dict[str, Any] = {"fit": fit, "audit": audit, "report": report, "demo": demo, "run": run, "table": table}
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"demo": demo, "run": run, "table": table}, prog="autosym", description=description, args=arguments or ["--help"]
-        )
-    except (ValueError, FileNotFoundError, ImportError) as error:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print(f"\nautosym: interrupted{_how_to_go_on(arguments)}", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError) as error:
         print(f"autosym: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _how_to_go_on(arguments: list[str]) -> str:
+    """The command that goes on from the checkpoint of a run, where there is one."""
+    if arguments[:1] not in (["fit"], ["run"]):
+        return ""
+    return f"; go on by: {shlex.join(['autosym', *(a for a in arguments if a != '--resume'), '--resume'])}"
+
+
+def fit(
+    data: Positional[Path],
+    out: Path = Path("runs/fit"),
+    model: str = "f-fc+conv",
+    epochs: int | None = None,
+    seed: int = 0,
+    size: str | None = None,
+    classes: int | None = None,
+    test: float = 0.0,
+    resume: bool = False,
+    json: bool = False,
+) -> None:
+    """Learn the symmetry of your own images: train a network with a symmetric and a free path in every layer.
+
+    Args:
+        data: an .npz file of images (or x, X) and labels (or y, Y), or a folder with a folder of images for every class.
+        out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written.
+        model: the paths of every layer, e.g. f-fc+conv, conv, or f-fc+conv+gconv:c4.
+        epochs: how long to train; by default as long as so many images need.
+        seed: of the initial weights and of the order of the images.
+        size: HEIGHTxWIDTH that images are resized to; by default they keep theirs, up to 32 pixels.
+        classes: how many classes there are, if integer labels do not hold all of them.
+        test: the part of the images to hold out for an accuracy; nothing is chosen by it.
+        resume: go on from the checkpoint there, as if the run had never stopped.
+        json: print the result as JSON and nothing else.
+    """
+    asked = applications.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test)
+    result = applications.train(asked, out, progress=not json, resume=resume)
+    page = _page(out)
+    if json:
+        print(json_format.dumps(result))
+        return
+    for note in result["notes"]:
+        print(f"Note: {note}.")
+    _show_symmetry(Path(data).stem, result["symmetry"])
+    row = result["row"]
+    print(result["headline"])
+    held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
+    print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
+    print(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
+
+
+def audit(
+    model: Positional[Path],
+    data: Positional[Path],
+    groups: tuple[str, ...] = (),
+    size: str | None = None,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+    samples: int = 64,
+    json: bool = False,
+) -> None:
+    """Measure the equivariance of a saved network: |f(g x) - g f(x)| / |f(x)| for every group.
+
+    Args:
+        model: a network saved by torch.export.save (.pt2), or the folder of a run of autosym fit.
+        data: images, as for autosym fit; bytes are read as 0 to 1.
+        groups: translations, c2, c4, d4, flip-horizontal, flip-vertical, c8; by default all exact ones that act on the images.
+        size: HEIGHTxWIDTH that images are resized to, if the network takes another than theirs.
+        mean: of the images, taken off before the network sees them: one, or one for each channel.
+        std: of the images, which they are divided by.
+        samples: how many images to measure on.
+        json: print the errors as JSON and nothing else.
+    """
+    found = applications.audit(model, data, groups, _size(size), mean, std, samples)
+    if json:
+        rows = [asdict(row) | {"error": None if math.isnan(row.error) else row.error} for row in found]
+        print(json_format.dumps({"output": found.output(), "rows": rows}, allow_nan=False))
+        return
+    print(found)
+    print("\n0 is exact, 1 is an error as large as the output itself; 1e-5 and less is rounding.")
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not found:
+        raise ValueError(f"--size {text!r} is not HEIGHTxWIDTH in pixels, e.g. 32x32")
+    return int(found[1]), int(found[2])
 
 
 def demo(
@@ -117,7 +220,7 @@ def run(
         epochs: other than the experiment's.
         seed: other than the experiment's.
         samples: train on fewer (of tables 1 to 3).
-        out: where result.json, history.jsonl and checkpoint.safetensors are written (runs/NAME by default).
+        out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written (runs/NAME by default).
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
         data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
         resume: go on from the checkpoint there, as if the run had never stopped.
@@ -152,8 +255,9 @@ def _run(
     name: str, module: Any, config: Any, out: Path, results: Path, data_dir: Path | None, resume: bool, json: bool
 ) -> None:
     more = {"results": results, "data_dir": data_dir} if module is images else {}
-    result = module.execute(config, progress=not json and sys.stderr.isatty(), out=out, resume=resume, **more)
+    result = module.execute(config, progress=not json, out=out, resume=resume, **more)
     write(result, out / "result.json")
+    page = _page(out)
     if json:
         print(json_format.dumps(result))
         return
@@ -165,6 +269,31 @@ def _run(
     _show_symmetry(row["task"], result["symmetry"])
     kept = f", and {results / config.file}.json" if module is images else ""
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
+    print(page)
+
+
+def _page(run: Path) -> str:
+    """Write report.html beside a result if jinja2 is there; says what became of it."""
+    try:
+        return f"Report: {write_page(findings.load(run), run / 'report.html')}"
+    except ImportError as error:
+        return f"No report: {error}; then `autosym report {run}`"
+
+
+def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = ()) -> None:
+    """Write the report of a run as one HTML file that opens anywhere, from the files of the run.
+
+    Args:
+        run: the folder of a run, or its result.json.
+        out: the file to write, or its folder (report.html beside the result by default).
+        compare: other runs on the same data, whose evidence is shown beside this one's.
+    """
+    contents = findings.load(run)
+    if compare:
+        contents["compare"] = findings.compare_runs(run, compare)
+    path = out or (run if run.is_dir() else run.parent)
+    path = path / "report.html" if path.is_dir() else path
+    print(f"Written: {write_page(contents, path)}")
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:

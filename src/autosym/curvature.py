@@ -32,12 +32,16 @@ class Factors:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Factors of every path, the data's part of the log-likelihood, and the true counts of samples and outputs."""
+    """Factors of every path, the data's part of the log-likelihood, and the true counts of samples and outputs.
+
+    ``fingerprint`` tells data apart, whatever their order and batches (see ``_fingerprint``); None where it was not taken.
+    """
 
     factors: dict[str, Factors]
     statistic: Tensor
     samples: int
     outputs: int
+    fingerprint: Tensor | None = None
 
     def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
         """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
@@ -94,6 +98,7 @@ def kfac(
     tape = Tape(sites(model, expand_bias), sums.add_inputs)
     device = next(model.parameters()).device
     statistic = torch.zeros((), dtype=torch.float64, device=device)
+    fingerprint = torch.zeros(5, dtype=torch.float64, device=device)
     samples = outputs = limit = 0
     with tape, torch.enable_grad():
         for x, y in batches(data, (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size):
@@ -102,6 +107,7 @@ def kfac(
                 limit = max(1, int(min(_budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
             mask = None if used is None else used[torch.arange(samples, samples + len(x)) % len(used)]
             samples += len(x)
+            fingerprint += _fingerprint(x, y)
             for x_part, y_part, record in _split(x, y, mask, limit):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
                 likelihood.check(f.shape[1], y_part)
@@ -117,7 +123,15 @@ def kfac(
                             sums.add_rows(names, rows)
         check_seen(samples, data, allow_partial)
         factors = sums.factors((site.name for site in tape.sites), samples, share_blocks)
-    return Curvature(factors, statistic.cpu(), samples, outputs)
+    return Curvature(factors, statistic.cpu(), samples, outputs, fingerprint.cpu())
+
+
+def _fingerprint(x: Tensor, y: Tensor) -> Tensor:
+    """Sums over samples that tell data sets apart: of targets y and y^2, of inputs x and x^2, and of x y; x is a sample's mean."""
+    mean = x.detach().flatten(1).mean(1, dtype=torch.float64)
+    target = y.detach().double().reshape(len(y), -1)
+    parts = (target.sum(), target.square().sum(), mean.sum(), mean.square().sum(), (mean * target.sum(1)).sum())
+    return torch.stack(parts)
 
 
 class _Sums:

@@ -132,7 +132,8 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
     maps = y.reshape(len(y), -1, height, width)
     norms = torch.linalg.vector_norm(maps.detach(), dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
     chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): of the stride^2 grids
-    positions = _grids(height, width, stride, y.device)[chosen]
+    traced = torch.compiler.is_compiling()  # by torch.export, say: a tensor of the trace must not outlive it in the cache
+    positions = (_grids.__wrapped__ if traced else _grids)(height, width, stride, y.device)[chosen]
     kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
     return kept.reshape(*y.shape[:-2], height // stride, width // stride)
 

@@ -166,6 +166,7 @@ class FactoredIn(Path):
         channels, *size = in_shape
         positions = math.prod(size)
         super().__init__(channels, out_channels, positions, bound=math.sqrt(3 / positions))
+        self.in_shape = tuple(in_shape)
 
     def columns(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], 1, self.weight.shape[0], -1)

@@ -109,3 +109,19 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
     which = (confidence * bins).long().clamp_max(bins - 1)
     gap = torch.zeros(bins, dtype=confidence.dtype, device=confidence.device).index_add_(0, which, correct - confidence)
     return float(gap.abs().sum() / len(labels))
+
+
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[dict[str, float | None]]:
+    """The bins of ``calibration_error``: bounds, count, mean confidence and accuracy (None where there is no sample)."""
+    confidence, predicted = probabilities.max(-1)
+    correct = (predicted == labels.to(predicted.device)).to(confidence.dtype)
+    which = (confidence * bins).long().clamp_max(bins - 1)
+    rows: list[dict[str, float | None]] = []
+    for index in range(bins):
+        inside = which == index
+        count = int(inside.sum())
+        mean = {"confidence": float(confidence[inside].mean()), "accuracy": float(correct[inside].mean())} if count else {}
+        rows.append(
+            {"from": index / bins, "to": (index + 1) / bins, "count": count, "confidence": None, "accuracy": None, **mean}
+        )
+    return rows

@@ -1,8 +1,12 @@
-"""The symmetry of a fitted model as tables and pictures."""
+"""The symmetry of a fitted model as tables and pictures, and as one page."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autosym.training import Fit
 
 # A palette that stays apart for colour-blind readers (Okabe & Ito): symmetric paths blue and green, free ones orange.
 COLOURS = {"conv": "#0072B2", "fc": "#D55E00", "f-fc": "#E69F00"}
@@ -68,3 +72,48 @@ def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) ->
     axes.set_ylabel("layer, from the input down")
     axes.set_title(title)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_curves(axes: Any, history: Sequence[Mapping[str, Any]], key: str, title: str) -> None:
+    """One number of every line of a history that has it, over epochs."""
+    steps = [line for line in history if line.get(key) is not None]
+    axes.plot([line["epoch"] for line in steps], [line[key] for line in steps], color="#1d1f21", marker=".", linewidth=1.5)
+    axes.set_xlabel("epoch")
+    axes.set_title(title)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot(fit: "Fit") -> Any:
+    """Shares and precisions by layer, and the evidence (the loss, where there was no evidence step) over epochs, as a figure."""
+    from matplotlib.figure import Figure
+
+    symmetry = fit.symmetry().as_dicts()
+    figure = Figure(figsize=(13, max(3.6, 1.6 + 0.35 * len(symmetry))), layout="constrained")
+    shares, evidence, precision = figure.subplots(1, 3)
+    draw_shares(shares, symmetry, "Learned symmetry")
+    draw_precisions(precision, symmetry, "Prior precisions")
+    learned = any("log_evidence" in line for line in fit.history)
+    draw_curves(evidence, fit.history, *(("log_evidence", "Log evidence (nats)") if learned else ("loss", "Training loss")))
+    if symmetry:
+        figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def write(fit: "Fit", path: File, data: Any = None, **options: Any) -> File:
+    """The report of a fit as one HTML file; ``options`` are those of ``findings.contents``."""
+    from autosym import findings
+
+    return write_page(findings.contents(fit, data, **options), path)
+
+
+def write_page(contents: Mapping[str, Any], path: File) -> File:
+    """The page of ``contents``, whole or not at all."""
+    from autosym import page
+
+    text = page.html(contents)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path

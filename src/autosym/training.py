@@ -9,7 +9,6 @@ end is taken near a mode.
 """
 
 import copy
-import json
 import math
 import os
 import time
@@ -23,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods
+from autosym import likelihoods, logs
 from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, size_of
 from autosym.capture import Captured
 from autosym.checkpoint import State
@@ -136,6 +135,7 @@ class Fit:
     history: list[dict[str, Any]]
     evidence: Evidence
     laplace: Laplace
+    seed: int = 0
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
@@ -144,6 +144,22 @@ class Fit:
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
         return predictive(self.model, x, self._eigenvectors, self.prior, self.likelihood, link, samples, seed)
+
+    def report(self, path: str | File, data: Data | None = None, **options: Any) -> File:
+        """Write what was learned as one HTML file that opens anywhere; needs the extra ``report`` (jinja2).
+
+        ``data`` are labelled samples, best held out: on them equivariance and calibration are measured. ``options`` are those of
+        ``findings.contents``: ``compare`` (the evidence of alternatives), ``groups``, ``title``.
+        """
+        from autosym import report
+
+        return report.write(self, File(path), data, **options)
+
+    def plot(self) -> Any:
+        """Shares, evidence and precisions as a figure of matplotlib, for notebooks; needs the extra ``report``."""
+        from autosym import report
+
+        return report.plot(self)
 
     @cached_property
     def _eigenvectors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -166,6 +182,7 @@ def fit(
     seed: int = 0,
     progress: bool = False,
     history: str | File | None = None,
+    tensorboard: str | File | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     checkpoint: str | File | None = None,
     checkpoint_seconds: float = 60.0,
@@ -179,15 +196,18 @@ def fit(
     eval mode: the prior regularises, and a sample's output must not depend on its batchmates. With finite ``nu`` the prior is
     Student-t (``priors``). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50, step="none")`` is plain MAP at
     ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. ``history`` names a
-    JSON-lines file; ``log`` is called with every line.
+    JSON-lines file, ``tensorboard`` a folder of event files; ``log`` is called with every line.
 
     ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
     tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
     times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``. ``schedule`` is "paper" for the published one.
 
-    ``checkpoint`` names a file that is replaced every ``checkpoint_seconds``, at the end of an epoch, and at the end of the run. With
-    ``resume`` a run goes on from it, if it is there, as if it had never stopped: the same arguments on the same machine give the
-    same weights, precisions and history, bit for bit on the CPU and, with ``deterministic``, on a GPU.
+    ``progress`` shows a bar on a terminal (on stderr), and a line every tenth of the run elsewhere.
+
+    ``checkpoint`` names a file that is written at the start, every ``checkpoint_seconds`` at the end of an epoch, and at the end of the
+    run: a run that was interrupted can always go on. With ``resume`` it goes on from the file, if it is there, as if it had never stopped:
+    the same arguments on the same machine give the same weights, precisions and history, bit for bit on the CPU and, with
+    ``deterministic``, on a GPU.
     """
     unknown = set(changes) - {field.name for field in fields(Schedule)}
     if unknown:
@@ -214,13 +234,16 @@ def fit(
     step = Captured(partial(weights.step, model, likelihood), capture)
     state = State(model, prior, likelihood, weights, stream, {"schedule": repr(schedule), "seed": seed, "samples": count})
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
+    if checkpoint and not lines:
+        state.write(File(checkpoint), lines)  # over that of an earlier run, which a resumed one must not go on from
     saved = time.perf_counter()
     start = saved - (lines[-1]["seconds"] if lines else 0.0)
     with (
         _no_denormals(),
         _determinism(deterministic),
-        _progress_bar(progress, schedule.epochs) as show,
-        _json_lines(history, lines) as write,
+        logs.progress_bar(progress, schedule.epochs) as show,
+        logs.json_lines(history, lines) as write,
+        logs.tensorboard(tensorboard, len(lines), count) as scalars,
     ):
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
             seen = 0
@@ -238,7 +261,7 @@ def fit(
                 line |= _summary(model, likelihood, prior, at)
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
-            for consumer in filter(None, (show, write, log)):
+            for consumer in filter(None, (show, write, scalars, log)):
                 consumer(line)
             if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
                 state.write(File(checkpoint), lines)
@@ -247,7 +270,7 @@ def fit(
         if math.isfinite(prior.nu):
             at = at.with_scales(prior)
     with torch.no_grad():
-        return Fit(model, prior, likelihood, schedule, lines, at(prior), at)
+        return Fit(model, prior, likelihood, schedule, lines, at(prior), at, seed)
 
 
 def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:
@@ -290,7 +313,7 @@ def evidence_step(
 
 
 def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace) -> dict[str, Any]:
-    """What a line of the history says of an evidence step: evidence, its parts, precisions, shares."""
+    """What a line of the history says of an evidence step: evidence, its parts, precisions, effective parameters, shares."""
     with torch.no_grad():
         record = at(prior)
         summary: dict[str, Any] = {
@@ -298,6 +321,7 @@ def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace
             "log_likelihood": float(record.log_likelihood),
             "occam": float(record.occam),
             "precision": prior.precision(),
+            "effective_parameters": dict(zip(at.names, at.effective_parameters(prior).tolist(), strict=True)),
             "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
         if isinstance(likelihood, Gaussian):
@@ -332,39 +356,3 @@ def _determinism(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
-def _json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    if path is None:
-        yield None
-        return
-    File(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-        yield lambda line: print(json.dumps(line), file=file, flush=True)
-
-
-@contextmanager
-def _progress_bar(wanted: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A bar with loss, evidence per sample's worth and the free paths' shares; needs the extra ``cli`` (rich)."""
-    if not wanted:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns) as bar:
-        task = bar.add_task("", total=epochs)
-        shown = {"evidence": "", "shares": ""}
-
-        def show(line: dict[str, Any]) -> None:
-            if "log_evidence" in line:
-                shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
-                shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
-                shown["shares"] = f"  free paths {shares}" if shares else ""
-            bar.update(
-                task, completed=line["epoch"], description=f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"
-            )
-
-        yield show

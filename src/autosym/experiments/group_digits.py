@@ -32,8 +32,13 @@ class Run:
     width: int = 3
     test: int = 360
 
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return f"group-digits/{self.task}"
 
-RUNS = {f"group-digits/{task}": Run(task) for task in TASKS}
+
+RUNS = {run.name: run for run in map(Run, TASKS)}
 
 
 def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from autosym import data, nets
-from autosym.experiments.provenance import provenance
 from autosym.experiments.running import METHODS, train_and_measure
+from autosym.provenance import provenance
 from autosym.report import draw_shares
 from autosym.training import Schedule
 
@@ -40,8 +40,13 @@ class Run:
     jitter: int = 2
     test: int = 360
 
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return f"quadrant-digits/{self.task}/{self.model}/{self.method}"
 
-RUNS = {f"quadrant-digits/{t}/{m}/{k}": Run(t, m, k) for t in TASKS for m in MODELS for k in METHODS}
+
+RUNS = {run.name: run for run in (Run(t, m, k) for t in TASKS for m in MODELS for k in METHODS)}
 RUNS["quadrant-digits"] = Run()
 DEMO = [(t, m, k) for m, k in (LEARNED, ("f-fc+conv", "map"), ("fc", "map"), ("conv", "map")) for t in TASKS]  # longest first
 

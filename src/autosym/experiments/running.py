@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym import findings
 from autosym.batching import Augment
-from autosym.experiments.provenance import provenance
 from autosym.predictive import calibration_error
+from autosym.provenance import provenance
 from autosym.training import Schedule, Step, fit
 
 METHODS: dict[str, Step] = {"map": "none", "evidence": "mackay"}
@@ -36,8 +37,8 @@ def train_and_measure(
 ) -> dict[str, Any]:
     """Fit a network made after seeding; on a CPU with one thread: the numbers do not depend on the number of cores.
 
-    ``run`` is a frozen dataclass with task, model, method and seed; it is written beside the result. ``out`` is the folder of the run's
-    history and checkpoint.
+    ``run`` is a frozen dataclass with name, task, model, method, epochs and seed; it is written beside the result. ``out`` is the
+    folder of the run's history, checkpoint, and report.json: what a report needs beyond the result.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
@@ -60,6 +61,11 @@ def train_and_measure(
         x, y = test
         with torch.no_grad():
             logits = torch.cat([net(part.to(device)).cpu() for part in x.split(1000)])
+        seconds = time.perf_counter() - start
+        if out is not None:
+            write(
+                findings.contents(fitted, test, title=run.name) | {"command": _command(run)}, out / "report.json", indent=None
+            )
     finally:
         torch.set_num_threads(threads)
     predicted = logits.argmax(1)
@@ -75,16 +81,23 @@ def train_and_measure(
             "calibration_error": calibration_error(logits.softmax(1), y),
             "evidence": fitted.evidence.log_evidence.item() / len(train[0]),
             "parameters": sum(p.numel() for p in net.parameters()),
-            "seconds": time.perf_counter() - start,
+            "seconds": seconds,
             "evidence_seconds": _evidence_seconds(fitted.history),
         },
         "config": asdict(run),
         "symmetry": fitted.symmetry().as_dicts(),
-        "schedule": asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)},
+        "schedule": findings.settings(schedule),
         "correct": correct.int().tolist(),
         "predicted": predicted.tolist(),
         "provenance": provenance(device),
     }
+
+
+def _command(run: Any) -> str:
+    """What repeats a run with the experiment's other settings, which stand beside it."""
+    samples = getattr(run, "samples", None)
+    part = "" if samples is None else f" --samples {samples}"
+    return f"autosym run {run.name} --seed {run.seed} --epochs {run.epochs}{part}"
 
 
 def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
@@ -96,9 +109,9 @@ def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(t - statistics.median(plain) for t, line in zip(times, history, strict=True) if "log_evidence" in line)
 
 
-def write(result: Mapping[str, Any], path: Path) -> None:
+def write(result: Mapping[str, Any], path: Path, indent: int | None = 1) -> None:
     """A result as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(result, indent=indent, allow_nan=False) + "\n")
     temporary.replace(path)

@@ -14,7 +14,7 @@ def commit() -> str | None:
     """AUTOSYM_COMMIT where it is set, else the commit of the source checkout, else None (an installed package)."""
     if "AUTOSYM_COMMIT" in os.environ:
         return os.environ["AUTOSYM_COMMIT"]
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:

@@ -1,0 +1,86 @@
+"""Where the lines of a history go: a file, a bar in the terminal, TensorBoard. Each is a context that gives a consumer, or None."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path as File
+from typing import Any
+
+Consumer = Callable[[dict[str, Any]], None]
+
+
+@contextmanager
+def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Consumer | None]:
+    """One line of JSON for each epoch, on disk as soon as it is known; ``lines`` are those of a run that is resumed."""
+    if path is None:
+        yield None
+        return
+    File(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        yield lambda line: print(json.dumps(line), file=file, flush=True)
+
+
+@contextmanager
+def progress_bar(wanted: bool, epochs: int) -> Iterator[Consumer | None]:
+    """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then."""
+    if not wanted:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = {"evidence": "", "shares": ""}
+
+    def described(line: dict[str, Any]) -> str:
+        if "log_evidence" in line:
+            shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
+            shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
+            shown["shares"] = f"  free paths {shares}" if shares else ""
+        return f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"
+
+    def say(line: dict[str, Any]) -> None:
+        text = described(line)
+        if line["epoch"] == epochs or line["epoch"] % max(1, epochs // 10) == 0:
+            print(f"epoch {line['epoch']}/{epochs}  {text}", file=sys.stderr, flush=True)
+
+    console = Console(stderr=True)
+    if not console.is_terminal and not console.is_jupyter:
+        yield say
+        return
+    columns = (TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=epochs)
+        yield lambda line: bar.update(task, completed=line["epoch"], description=described(line))
+
+
+@contextmanager
+def tensorboard(folder: str | File | None, done: int, samples: int) -> Iterator[Consumer | None]:
+    """Scalars of every line for TensorBoard, evidence and its parts per sample; ``done`` epochs are there from before."""
+    if folder is None:
+        yield None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(f"fit(tensorboard=...) needs the package tensorboard: pip install tensorboard ({error})") from error
+    with SummaryWriter(str(folder), purge_step=done + 1 if done else None) as writer:
+
+        def write(line: dict[str, Any]) -> None:
+            for tag, value in scalars(line, samples).items():
+                writer.add_scalar(tag, value, line["epoch"])
+            writer.flush()
+
+        yield write
+
+
+def scalars(line: Mapping[str, Any], samples: int) -> dict[str, float]:
+    """A line as tags and numbers; what is not known has none."""
+    found = {"loss": line["loss"]}
+    for key in ("log_evidence", "log_likelihood", "occam"):
+        if key in line:
+            found[f"{key}_per_sample"] = line[key] / samples
+    for key in ("precision", "effective_parameters", "free_share"):
+        found |= {f"{key}/{name}": value for name, value in line.get(key, {}).items() if value is not None}
+    return found | ({"sigma_noise": line["sigma_noise"]} if "sigma_noise" in line else {})

@@ -1,0 +1,137 @@
+"""Networks saved by ``torch.export.save`` (.pt2), without unpickling or running anything but torch's own operators.
+
+``torch.export.load`` unpickles (example inputs, some constants), evaluates strings (symbolic sizes, guards) and resolves any name under
+``torch``. So what it is given here is a copy of the archive that holds numbers and a graph of ``aten`` operators, and nothing else.
+"""
+
+import io
+import json
+import logging
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HOW = "save it by torch.export.save(torch.export.export(model.eval(), (images,)), 'model.pt2')"
+PLAIN = re.compile(r"(archive_format|archive_version|byteorder|\.data/\w+|data/weights/weight_\d+|data/constants/tensor_\d+)")
+CONFIGS = re.compile(r"data/(weights|constants)/model_(weights|constants)_config\.json")
+OPERATOR = re.compile(
+    r"torch\.ops\.aten\.(?!from_file)\w+\.\w+|_operator\.(getitem|add|sub|mul|floordiv|mod|eq|ne|lt|le|gt|ge)|torch\.sym_\w+"
+)
+SYMBOL = re.compile(
+    r"Symbol\('[su]\d+'(, (positive|integer|nonnegative)=True)*\)|Integer|FloorDiv|Mod|Mul|Add|Pow|Max|Min|[su]?\d+"
+)
+
+
+class Program(nn.Module):
+    """An exported network as a module of one tensor: batches of any size, whatever batch it was exported with."""
+
+    def __init__(self, program: torch.export.ExportedProgram, path: Path):
+        super().__init__()
+        inputs = [n for n in program.graph.nodes if n.op == "placeholder" and n.name in program.graph_signature.user_inputs]
+        if len(inputs) != 1 or not isinstance(inputs[0].meta["val"], Tensor) or inputs[0].meta["val"].dim() != 4:
+            raise ValueError(f"{path} does not take one batch of images (N, C, H, W), so it cannot be audited")
+        example = inputs[0].meta["val"]
+        self.batch = example.shape[0] if isinstance(example.shape[0], int) else None
+        self.in_shape = tuple(size if isinstance(size, int) else None for size in example.shape[1:])
+        self.dtype = example.dtype
+        self._run = (
+            program.module(),
+        )  # in a tuple, as no part of this module: it cannot change to eval mode, in which it was exported
+
+    def forward(self, x: Tensor) -> Tensor:
+        if any(size not in (None, given) for size, given in zip(self.in_shape, x.shape[1:], strict=True)):
+            raise ValueError(
+                f"the network takes images {self.in_shape}, but these are {tuple(x.shape[1:])}: resize them by --size HxW"
+            )
+        (run,), outputs = self._run, []
+        for part in x.to(self.dtype).split(self.batch or len(x)):
+            whole = part if self.batch is None else torch.cat([part, part[:1].expand(self.batch - len(part), *part.shape[1:])])
+            y = run(whole)
+            if not isinstance(y, Tensor):
+                raise ValueError(f"the network returns a {type(y).__name__}, not a tensor: export one that returns its logits")
+            outputs.append(y[: len(part)])
+        return torch.cat(outputs)
+
+
+def load(path: Path) -> Program:
+    """The network in an exported program. Pickles (``torch.save``, TorchScript), custom operators and compiled code are refused."""
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start[:2] != b"PK":
+        raise ValueError(f"{path} is no exported program: {HOW}")
+    cleaned = io.BytesIO()
+    try:
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(cleaned, "w") as copy:
+            for name, content in _checked(path, archive):
+                copy.writestr(name, content)
+    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is broken, or no exported program ({error}): {HOW}") from error
+    cleaned.seek(0)
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # its warnings come as tracebacks, beside the error
+    try:
+        return Program(torch.export.load(cleaned), path)
+    except (RuntimeError, AssertionError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read by torch {torch.__version__}: broken, or of another version? {HOW}") from error
+    finally:
+        logger.setLevel(level)
+
+
+def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
+    """The parts of an archive that are to be read, each checked; the example inputs, a pickle, as nothing."""
+    names = archive.namelist()
+    if not any(name.endswith("/models/model.json") for name in names):
+        kind = (
+            "a pickle (torch.save, or TorchScript), which can run any code when it is read"
+            if _pickled(names)
+            else "something else"
+        )
+        raise ValueError(f"{path} is no exported program but {kind}: {HOW}")
+    for name in names:
+        part = name.partition("/")[2]
+        if part == "data/sample_inputs/model.pt":
+            yield name, b""
+        elif part == "models/model.json":
+            yield name, _checked_graph(path, json.loads(archive.read(name)))
+        elif CONFIGS.fullmatch(part):
+            for payload in json.loads(archive.read(name))["config"].values():
+                if payload["use_pickle"] or not PLAIN.fullmatch(f"{part.rpartition('/')[0]}/{payload['path_name']}"):
+                    raise ValueError(
+                        f"{path} holds a pickled object, {payload['path_name']}, which can run any code: it is refused"
+                    )
+            yield name, archive.read(name)
+        elif PLAIN.fullmatch(part):
+            yield name, archive.read(name)
+        else:
+            raise ValueError(f"{path} holds {part}, which is not of a plain network (compiled code? a pickle?): {HOW}")
+
+
+def _pickled(names: list[str]) -> bool:
+    return any(name.endswith(".pkl") for name in names)
+
+
+def _checked_graph(path: Path, program: dict[str, Any]) -> bytes:
+    for key, value in _strings(program):
+        if key == "target" and not OPERATOR.fullmatch(value):
+            raise ValueError(f"{path} calls {value}, which is not one of torch's own operators: it is refused")
+        if key == "expr_str" and re.sub(r"[\s(),+*/-]", "", SYMBOL.sub("", value)):
+            raise ValueError(f"{path} has a size of {value!r}, which is no arithmetic: it is refused")
+    return json.dumps({**program, "guards_code": []}).encode()
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every string in a tree of JSON, with the key it is under."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _strings(part, name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _strings(part, key)

@@ -1,0 +1,137 @@
+"""What was learned, in words: one verdict for each layer, one sentence for the network, what a difference of evidence means.
+
+    free share < 1 %: symmetric        < 5 %: nearly so        else: mixed
+
+The share is that of a layer's effective parameters which its free paths hold. A free sparse path whose inverse lengthscales
+were learned and are all below 0.01 is constant in space: it is symmetric by omega, whatever its share.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
+TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
+
+
+def layers(symmetry: Sequence[Mapping[str, Any]], approximate: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The relaxed layers in order: number, name, paths, share of the free ones (None: not known), verdict, symmetry, words.
+
+    Of layers named in ``approximate`` the symmetric paths are so only up to borders and strides.
+    """
+    found = []
+    for number, (name, group) in enumerate(groupby(symmetry, key=lambda path: path["layer"]), 1):
+        paths = list(group)
+        verdict, share = _verdict(paths)
+        layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
+        limits = " up to borders and strides" if name in approximate else ""
+        found.append(layer | {"symmetry": f"{_symmetry(paths)}{limits}"})
+    return [layer | {"words": _predicate([layer])} for layer in found]
+
+
+def _verdict(paths: Sequence[Mapping[str, Any]]) -> tuple[str, float | None]:
+    breaking = [path for path in paths if not path["symmetric"] and not _is_constant(path)]
+    if all(path["symmetric"] for path in paths):
+        return "fixed", 0.0
+    if any(path["share"] is None for path in paths):
+        return "unknown", None
+    share = sum(path["share"] for path in breaking)
+    if not breaking:
+        return "constant", share
+    if len(breaking) == len(paths):
+        return "free", share
+    return ("strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"), share
+
+
+def _is_constant(path: Mapping[str, Any]) -> bool:
+    """Whether a sparse path learned that nothing varies in space."""
+    learned = any(part.endswith("omega") for part in path["precision"])
+    return learned and bool(path["omega"]) and all(abs(omega) < CONSTANT for omega in path["omega"].values())
+
+
+def _symmetry(paths: Sequence[Mapping[str, Any]]) -> str:
+    """To what a layer is equivariant if its free paths are gone: what all of the symmetric paths in use have in common."""
+    symmetric = [path for path in paths if path["symmetric"]]
+    used = [path["path"] for path in symmetric if path["share"] is None or path["share"] >= STRICT] or [
+        path["path"] for path in symmetric
+    ]
+    if used and all(name.startswith("gconv:") for name in used) and len(set(used)) == 1:
+        return f"equivariant to translations and {used[0].removeprefix('gconv:')}"
+    kinds = {TRANSLATIONS["conv"] if name.startswith("gconv:") else TRANSLATIONS.get(name, "symmetric") for name in used}
+    return kinds.pop() if len(kinds) == 1 else "symmetric"
+
+
+def headline(symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approximate: Sequence[str] = ()) -> str:
+    """One sentence for the network; ``learned`` is whether precisions were learned at all."""
+    found = layers(symmetry, approximate)
+    if not found:
+        return "No layer had a choice: the model has no relaxed layer."
+    if not learned:
+        return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
+    if all(layer["verdict"] == "fixed" for layer in found):
+        return f"No layer had a choice: all of them are {_common(found)} by construction."
+    if all(layer["verdict"] == "free" for layer in found):
+        return "No layer had a choice: none of them has a symmetric path."
+    clauses: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for layer in found:
+        clauses.setdefault((layer["verdict"], layer["symmetry"] if layer["verdict"] != "mixed" else ""), []).append(layer)
+    words = "; ".join(f"{named([layer['number'] for layer in some])} {_predicate(some)}" for some in clauses.values())
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def _common(found: Sequence[Mapping[str, Any]]) -> str:
+    kinds = {layer["symmetry"] for layer in found}
+    return kinds.pop() if len(kinds) == 1 else "symmetric"
+
+
+def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
+    """What can be said of layers with one verdict, to follow their numbers."""
+    verdict, symmetry = some[0]["verdict"], some[0]["symmetry"]
+    many = len(some) > 1
+    are = "are" if many else "is"
+    if verdict == "strict":
+        return f"became {symmetry}"
+    if verdict == "nearly":
+        return f"{are} nearly {symmetry} ({_shares(some)} free)"
+    if verdict == "mixed":
+        position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
+        return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
+    if verdict == "constant":
+        return f"became constant in space, by {'their' if many else 'its'} lengthscales"
+    if verdict == "unknown":
+        return f"{'have' if many else 'has'} a frozen or unused path, of which the evidence says nothing"
+    return f"{are} {symmetry} by construction" if verdict == "fixed" else f"{'have' if many else 'has'} no symmetric path"
+
+
+def _shares(some: Sequence[Mapping[str, Any]]) -> str:
+    low, high = (f"{100 * pick(layer['free_share'] for layer in some):.3g}" for pick in (min, max))
+    return f"{high} %" if low == high else f"{low} to {high} %"
+
+
+def named(numbers: Sequence[int]) -> str:
+    """[1, 2, 3, 5] as "layers 1 to 3 and 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [part for run in runs for part in (map(str, run) if len(run) < 3 else [f"{run[0]} to {run[-1]}"])]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"layer{'' if len(numbers) == 1 else 's'} {listed}"
+
+
+def strength(nats: float) -> str:
+    """A difference of log evidence in words (Kass & Raftery 1995, whose 2 ln B is twice this)."""
+    difference = abs(nats)
+    if difference < 1:
+        return "not worth more than a mention"
+    return "positive" if difference < 3 else "strong" if difference < 5 else "very strong"
+
+
+def odds(nats: float) -> str:
+    """e^nats : 1, as many figures as it deserves."""
+    if nats < math.log(1e6):
+        return f"{math.exp(nats):.3g} : 1"
+    return f"10{str(round(nats / math.log(10))).translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))} : 1"

@@ -1,0 +1,305 @@
+"""autosym fit and autosym audit, from a user's files to what is printed and written."""
+
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tyro")
+pytest.importorskip("rich")
+pytest.importorskip("PIL")
+
+from PIL import Image
+
+from autosym import applications, cli, nets
+from autosym.applications import Run, network_for, schedule_for, working_size
+from test_programs import network, save
+
+FILES = {"checkpoint.safetensors", "history.jsonl", "result.json", "report.json", "report.html"}
+
+
+def shown(capsys, *arguments, status=0):
+    """What a command prints, as (stdout, stderr)."""
+    assert cli.main([str(a) for a in arguments]) == status
+    return capsys.readouterr()
+
+
+def bars(count=40, size=8):
+    """Images of a horizontal (class 0) or a vertical bar somewhere, in bytes."""
+    draw = np.random.default_rng(1)
+    images, labels = draw.integers(0, 60, (count, size, size)).astype(np.uint8), np.arange(count) % 2
+    for image, label in zip(images, labels, strict=True):
+        place = draw.integers(size)
+        image[(place, slice(None)) if label == 0 else (slice(None), place)] = 255
+    return images, labels
+
+
+@pytest.fixture
+def npz(tmp_path):
+    images, labels = bars()
+    np.savez(tmp_path / "bars.npz", images=images, labels=labels)
+    return tmp_path / "bars.npz"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    images, labels = bars()
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = tmp_path / "bars" / ("lying", "standing")[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i:02d}.png")
+    return tmp_path / "bars"
+
+
+# ---- what follows from the images
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ((28, 28), (28, 28)),
+        ((32, 32), (32, 32)),
+        ((8, 8), (8, 8)),
+        ((25, 25), (24, 24)),
+        ((3, 5), (4, 4)),
+        ((224, 224), (32, 32)),
+        ((100, 50), (32, 16)),
+        ((480, 640), (24, 32)),
+        ((1, 64), (4, 32)),
+    ],
+)
+def test_the_working_size(given, size):
+    assert working_size(*given) == size
+
+
+@pytest.mark.parametrize("size", [(4, 4), (8, 8), (12, 20), (24, 24), (28, 28), (32, 16), (32, 32)])
+@pytest.mark.parametrize("name", ["f-fc+conv", "conv", "f-fc+conv+gconv:c4"])
+def test_every_working_size_has_a_network(size, name):
+    if "gconv" in name and size[0] != size[1]:
+        return
+    arguments = network_for(Run("x", name), (1, *size), 3, 100)
+    assert len(arguments["strides"]) >= 3
+    assert nets.build(**arguments)(torch.randn(2, 1, *size)).shape == (2, 3)
+
+
+def test_small_data_are_trained_long_enough():
+    for samples in (10, 50, 200, 1000, 5000, 60_000):
+        schedule = schedule_for(Run("x"), samples)
+        assert schedule.epochs * math.ceil(samples / schedule.batch_size) >= applications.WEIGHT_STEPS
+        assert len(schedule.evidence_epochs()) <= 130
+    assert schedule_for(Run("x", epochs=3), 100).epochs == 3
+
+
+# ---- fit
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+def test_fit_from_files(capsys, tmp_path, kind, request):
+    data = request.getfixturevalue(kind)
+    out, err = shown(capsys, "fit", data, "--out", tmp_path / "r", "--epochs", "3", "--test", "0.25", "--json")
+    assert err == ""
+    result = json.loads(out)
+    assert json.loads((tmp_path / "r" / "result.json").read_text()) == result
+    assert {file.name for file in (tmp_path / "r").iterdir()} >= FILES
+    assert result["classes"] == (["0", "1"] if kind == "npz" else ["lying", "standing"])
+    assert result["row"]["samples"] == 30
+    assert 0 <= result["row"]["accuracy"] <= 100
+    assert math.isfinite(result["row"]["evidence"])
+    assert {path["path"] for path in result["symmetry"]} == {"conv", "f-fc"}
+    assert result["config"]["task"] == str(data)
+    assert result["provenance"]["autosym"]
+    assert len((tmp_path / "r" / "history.jsonl").read_text().splitlines()) == 3
+
+
+def test_fit_for_people(capsys, tmp_path, npz):
+    out, err = shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "2", "--size", "12x8")
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert result["network"]["in_shape"] == [1, 12, 8]
+    assert result["row"]["accuracy"] is None, "nothing was held out"
+    for words in (result["headline"], "Learned symmetry", "blocks.2", f"Written to {tmp_path / 'r'}:", "training accuracy"):
+        assert words in " ".join(out.split())
+    assert "epoch 2/2  loss" in err
+    assert "\x1b" not in err, "no cursor movements in a pipe"
+
+
+def test_what_was_done_to_the_images_is_said(capsys, tmp_path):
+    images, labels = bars(size=11)
+    np.savez(tmp_path / "odd.npz", x=images, y=labels + 1)
+    out = shown(capsys, "fit", tmp_path / "odd.npz", "--out", tmp_path / "r", "--epochs", "1").out
+    assert "Note: images of 11x11 were resized to 12x12" in out
+    assert "Note: labels 1, 2 are the 2 classes" in out
+
+
+def test_a_finished_run_resumes_to_itself(capsys, tmp_path, npz):
+    options = ("fit", npz, "--out", tmp_path / "r", "--epochs", "2", "--json")
+    first = json.loads(shown(capsys, *options).out)
+    again = json.loads(shown(capsys, *options, "--resume").out)
+    assert again["symmetry"] == first["symmetry"]
+    assert again["row"]["evidence"] == first["row"]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--test", "1.5"), "--test is the part of the images to hold out"),
+        (("--test", "0.99"), "is left to train on"),
+        (("--size", "10x10"), "both sides must be multiples of 4"),
+        (("--size", "big"), "--size 'big' is not HEIGHTxWIDTH"),
+        (("--model", "spam"), "unknown network 'spam'"),
+        (("--classes", "1"), "labels run from 0 to 1"),
+        (("--epochs", "0"), "epochs"),
+    ],
+)
+def test_options_that_are_refused(capsys, tmp_path, npz, options, message):
+    out, err = shown(capsys, "fit", npz, "--out", tmp_path / "r", *options, status=1)
+    assert out == ""
+    assert err.startswith("autosym: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_data_that_are_refused(capsys, tmp_path, folder):
+    assert "does not exist" in shown(capsys, "fit", tmp_path / "none", status=1).err
+    (folder / "lying" / "00.png").write_bytes(b"broken")
+    assert "lying/00.png cannot be read as an image" in shown(capsys, "fit", folder, status=1).err
+    Image.new("L", (5, 9)).save(folder / "lying" / "00.png")
+    assert "different sizes" in shown(capsys, "fit", folder, status=1).err
+    (folder / "lying" / "00.png").unlink()
+    (folder / "new").mkdir()
+    assert "new holds no image" in shown(capsys, "fit", folder, status=1).err
+    np.savez(tmp_path / "flat.npz", x=np.zeros((8, 8, 8)), y=np.arange(8) % 2)
+    assert "is constant" in shown(capsys, "fit", tmp_path / "flat.npz", status=1).err
+
+
+def test_bad_usage_is_2(capsys):
+    for arguments in (["fit"], ["audit", "x"], ["fit", "x", "--spam"], ["fit", "x", "--epochs", "many"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 2
+        assert capsys.readouterr().out == ""
+
+
+# ---- interrupted, or cut off
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "autosym", *map(str, arguments)]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, npz):
+    arguments = ("fit", npz, "--epochs", "150")
+    whole = subprocess.run(
+        command(*arguments, "--out", tmp_path / "a", "--json"), env=ENVIRONMENT, capture_output=True, check=True
+    )
+    with subprocess.Popen(
+        command(*arguments, "--out", tmp_path / "b", "--json"), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        history = tmp_path / "b" / "history.jsonl"
+        while process.poll() is None and not (history.exists() and history.read_text().count("\n") > 3):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        message = process.communicate()[1]
+    assert process.returncode == 130, message
+    assert "Traceback" not in message
+    assert (tmp_path / "b" / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "b" / "result.json").exists()
+    found = re.search(r"autosym: interrupted; go on by: autosym (.*)", message)
+    done = subprocess.run(command(*shlex.split(found[1])), env=ENVIRONMENT, capture_output=True, check=True)
+    one, two = json.loads(whole.stdout), json.loads(done.stdout)
+    assert one["symmetry"] == two["symmetry"]
+    assert one["row"]["evidence"] == two["row"]["evidence"]
+
+
+def test_an_interruption_names_no_checkpoint_where_there_is_none(capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(applications, "audit", interrupt)
+    assert shown(capsys, "audit", "x", "y", status=130).err == "\nautosym: interrupted\n"
+    monkeypatch.setattr(applications, "train", interrupt)
+    assert (
+        shown(capsys, "fit", "x y", "--resume", status=130).err
+        == "\nautosym: interrupted; go on by: autosym fit 'x y' --resume\n"
+    )
+
+
+@pytest.mark.parametrize("options", [("--json",), ()], ids=["json", "table"])
+def test_a_pipe_that_was_closed_is_no_error(options):
+    """As by `autosym table 1 | head -0`."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command("table", "1", *options), env=ENVIRONMENT, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode != 0
+
+
+# ---- audit
+
+
+def test_audit_of_a_program(capsys, tmp_path, npz):
+    program = save(network(), tmp_path / "m.pt2")
+    out, err = shown(capsys, "audit", program, npz, "--json")
+    assert err == ""
+    found = json.loads(out)["output"]
+    assert set(found) == {"translations", "flip-horizontal", "flip-vertical", "c2", "c4", "d4"}
+    assert found["translations"] < 1e-5
+    assert found["c4"] > 1e-5
+    out = shown(capsys, "audit", program, npz, "--groups", "translations", "c4", "--mean", "0.1", "--std", "0.3").out
+    assert out.splitlines()[0].split() == ["layer", "translations", "c4"]
+    assert "(output)" in out
+    assert "takes images (1, 8, 8)" in shown(capsys, "audit", program, npz, "--size", "12x12", status=1).err
+    assert "2 values for the 1 channels" in shown(capsys, "audit", program, npz, "--mean", "0.1", "0.2", status=1).err
+    assert "unknown group 'spam'" in shown(capsys, "audit", program, npz, "--groups", "spam", status=1).err
+
+
+def test_audit_of_a_run_sees_its_layers_and_knows_its_images(capsys, tmp_path, npz):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "2", "--model", "conv", "--size", "12x12", "--json")
+    rows = json.loads(shown(capsys, "audit", tmp_path / "r", npz, "--groups", "translations", "c4", "--json").out)["rows"]
+    assert {row["layer"] for row in rows} == {"blocks.0", "blocks.1", "blocks.2", ""}
+    errors = {(row["layer"], row["group"]): row["error"] for row in rows}
+    assert errors["", "translations"] < 1e-4, "the weights of a convolutional network were read, or any would do:"
+    assert errors["", "c4"] > 1e-3
+    assert "leave them out" in shown(capsys, "audit", tmp_path / "r", npz, "--size", "8x8", status=1).err
+
+
+def test_a_read_run_computes_what_the_trained_network_did(capsys, tmp_path, npz):
+    result = json.loads(shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "30", "--json").out)
+    net, preprocessing = applications._read_run(tmp_path / "r")
+    images, labels = bars()
+    x = (torch.tensor(images)[:, None] / 255 - preprocessing["mean"][0]) / preprocessing["std"][0]
+    accuracy = 100 * (net(x.float()).argmax(1).numpy() == labels).mean()
+    assert accuracy == pytest.approx(result["row"]["train_accuracy"])
+    assert accuracy > 80
+
+
+def test_rectangles_are_not_turned_by_default(capsys, tmp_path):
+    images, labels = bars()
+    np.savez(tmp_path / "wide.npz", x=images[:, :4], y=labels)
+    program = save(network(), tmp_path / "m.pt2", example=torch.randn(2, 1, 4, 8))
+    found = json.loads(shown(capsys, "audit", program, tmp_path / "wide.npz", "--json").out)["output"]
+    assert set(found) == {"translations", "flip-horizontal", "flip-vertical", "c2"}
+    assert "must be square" in shown(capsys, "audit", program, tmp_path / "wide.npz", "--groups", "c4", status=1).err
+
+
+def test_models_that_are_refused(capsys, tmp_path, npz):
+    assert "does not exist" in shown(capsys, "audit", tmp_path / "none.pt2", npz, status=1).err
+    torch.save(network().state_dict(), tmp_path / "m.pt")
+    assert "torch.export.save" in shown(capsys, "audit", tmp_path / "m.pt", npz, status=1).err
+    (tmp_path / "r").mkdir()
+    assert "is no finished run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+    (tmp_path / "r" / "result.json").write_text('{"row": {}}')
+    assert "audit reads runs of autosym fit" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err

@@ -1,0 +1,218 @@
+"""autosym.compare against exact linear-Gaussian evidence, and everything that it refuses or warns of."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import autosym
+import oracles
+from autosym.comparison import short_of_mode
+from autosym.evidence import laplace
+from autosym.likelihoods import Gaussian
+from autosym.priors import Prior
+from autosym.training import Fit, Schedule
+from models import images, regression, small
+
+NOISE, PRECISION = 0.5, 2.0
+
+
+class Part(nn.Module):
+    """Linear regression on some of the features."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.features = list(features)
+        self.linear = nn.Linear(len(self.features), 2, bias=False).double()
+
+    def forward(self, x):
+        return self.linear(x[:, self.features])
+
+
+def at_mode(model, x, y, away=0.0):
+    """A fit at the exact posterior mode of linear regression (or ``away`` from it)."""
+    phi = x[:, model.features]
+    precision = phi.T @ phi / NOISE**2 + PRECISION * torch.eye(phi.shape[1], dtype=torch.float64)
+    with torch.no_grad():
+        model.linear.weight.copy_(torch.linalg.solve(precision, phi.T @ y / NOISE**2).T + away)
+    likelihood = Gaussian(NOISE)
+    at = laplace.at(model, (x, y), likelihood)
+    prior = Prior(at.names, PRECISION)
+    with torch.no_grad():
+        return Fit(model, prior, likelihood, Schedule(step="none"), [], at(prior), at)
+
+
+@pytest.fixture
+def data():
+    return regression(samples=40, size=5)
+
+
+def test_probabilities_are_those_of_exact_evidence(data):
+    x, y = data
+    parts = {"all": range(5), "three": range(3), "one": range(1)}
+    found = autosym.compare({name: at_mode(Part(features), x, y) for name, features in parts.items()}, data)
+    exact = {n: oracles.regression_log_evidence(x[:, list(f)], y, PRECISION, NOISE) for n, f in parts.items()}
+    weights = torch.tensor(list(exact.values()), dtype=torch.float64).softmax(0).tolist()
+    by_name = {model.name: model for model in found}
+    for (name, value), weight in zip(exact.items(), weights, strict=True):
+        assert by_name[name].log_evidence == pytest.approx(value, rel=1e-10)
+        assert by_name[name].probability == pytest.approx(weight, rel=1e-6, abs=1e-300)
+        assert by_name[name].per_sample == pytest.approx(value / 40)
+        assert by_name[name].difference == pytest.approx(value - max(exact.values()))
+        assert by_name[name].short_of_mode == pytest.approx(0, abs=1e-9)
+    assert sum(model.probability for model in found) == pytest.approx(1)
+    assert [model.name for model in found] == sorted(exact, key=lambda name: -exact[name])
+    assert found.best.difference == 0
+    assert found.warnings == ()
+
+
+def test_close_models_share_the_probability():
+    """A feature that carries nothing: the smaller model is a little better, and the odds are those of the evidence."""
+    x, y = regression(samples=40, size=5)
+    x = torch.cat([x, 0.01 * torch.randn(40, 1).double()], 1)
+    found = autosym.compare([at_mode(Part(range(6)), x, y), at_mode(Part(range(5)), x, y)])
+    odds = found.models[0].probability / found.models[1].probability
+    assert odds == pytest.approx(math.exp(-found.models[1].difference))
+    assert 0.1 < found.models[1].probability < 0.9
+    assert {model.name for model in found} == {"0", "1"}
+    assert {model.short_of_mode for model in found} == {None}
+
+
+def test_distance_from_a_mode_is_exact_for_a_quadratic(data):
+    x, y = data
+    there, away = at_mode(Part(range(5)), x, y), at_mode(Part(range(5)), x, y, away=0.1)
+    lost = float(there.evidence.log_evidence - away.evidence.log_evidence)
+    assert lost > 1
+    assert short_of_mode(away, data) == pytest.approx(lost, rel=1e-9)
+    found = autosym.compare({"there": there, "away": away, "other": at_mode(Part(range(4)), x, y)}, data)
+    warned = [warning for warning in found.warnings if "short of a mode" in warning]
+    assert all(warning.startswith("away: ") for warning in warned)
+    closer = autosym.compare({"away": away, "same": at_mode(Part(range(5)), x, y, away=0.1)}, data)
+    assert sum("short of a mode, more than the 0 that decide" in warning for warning in closer.warnings) == 2
+
+
+def test_weights_that_were_changed_after_the_fit_are_seen(data):
+    fits = [at_mode(Part(range(n)), *data) for n in (4, 5)]
+    with torch.no_grad():
+        fits[1].model.linear.weight.add_(1)
+    with pytest.raises(ValueError, match="changed after the fit"):
+        autosym.compare(fits, data)
+
+
+def test_rows_are_json_and_print_as_a_table(data):
+    found = autosym.compare({"many": at_mode(Part(range(5)), *data), "few": at_mode(Part(range(2)), *data)}, data)
+    rows = json.loads(json.dumps(found.rows, allow_nan=False))
+    assert [row["name"] for row in rows] == [model.name for model in found]
+    assert set(rows[0]) >= {"name", "log_evidence", "per_sample", "difference", "probability", "warnings"}
+    lines = str(found).splitlines()
+    assert lines[0].split()[0] == "model"
+    assert lines[2].startswith(found.best.name)
+    assert f"{found.best.log_evidence:.2f}" in lines[2]
+    assert set(found.fits) == {"many", "few"}
+
+
+# ---- models are trained first
+
+
+def test_models_are_fitted_alike():
+    x, y = images()
+    options = {"epochs": 3, "batch_size": 12, "seed": 3}
+    torch.manual_seed(5)
+    found = autosym.compare({"conv": small("conv"), "f-fc+conv": small()}, (x, y), **options)
+    torch.manual_seed(5)
+    alone = {name: autosym.fit(small(name), (x, y), **options) for name in ("conv", "f-fc+conv")}
+    for name, fitted in alone.items():
+        assert float(found.fits[name].evidence.log_evidence) == pytest.approx(float(fitted.evidence.log_evidence))
+        assert found.fits[name].schedule.epochs == 3
+    assert all(model.short_of_mode > 0 for model in found)
+    (factored,) = [model for model in found if model.name == "f-fc+conv"]
+    assert any("products of two factors" in warning for warning in factored.warnings)
+
+
+# ---- what is refused
+
+
+def fitted(likelihood="categorical", model=None, data=None, **options):
+    data = data or images(likelihood)
+    return autosym.fit(model or small("conv"), data, likelihood, epochs=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: fitted("gaussian"), "categorical likelihood, 1 a gaussian one"),
+        (lambda: fitted(data=images(samples=20)), "24 samples with 3 outputs, 1 to 20"),
+        (lambda: fitted(data=(images()[0], (images()[1] + 1) % 3)), "different targets"),
+    ],
+    ids=["likelihood", "number of samples", "targets"],
+)
+def test_other_data_are_refused(other, message):
+    with pytest.raises(ValueError, match=message):
+        autosym.compare([fitted(), other()])
+
+
+def test_what_is_no_fit_is_refused():
+    one = fitted()
+    with pytest.raises(ValueError, match="at least two"):
+        autosym.compare([one])
+    with pytest.raises(TypeError, match="'b' is a float"):
+        autosym.compare({"a": one, "b": 1.0})
+    with pytest.raises(ValueError, match="b: a model is trained before it is compared, so give its data"):
+        autosym.compare({"a": one, "b": small("conv")})
+    with pytest.raises(TypeError, match="epochs: options are for training models"):
+        autosym.compare([one, one], images(), epochs=3)
+
+
+# ---- what is warned of
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (lambda data: fitted(data=data, sampled_end=True), "sampled"),
+        (lambda data: fitted(data=data, nu=4.0), "lower bound of the Laplace evidence under a Student-t prior"),
+        (lambda data: fitted(data=data, step="none"), "were not learned"),
+        (lambda data: fitted(data=data, model=small("f-fc")), "products of two factors"),
+        (lambda data: fitted(data=data, model=small("gconv:c4")), "group convolutions"),
+        (lambda data: fitted(data=(2 * data[0], data[1])), "inputs are not those of others"),
+    ],
+    ids=["sampled", "bound", "map", "factored", "group", "inputs"],
+)
+def test_what_does_not_compare_is_warned_of(other, word):
+    data = images()
+    one = fitted(data=data)
+    found = autosym.compare({"one": one, "other": other(data)})
+    (warned,) = [model for model in found if model.name == "other"]
+    assert any(word in warning for warning in warned.warnings)
+    assert all(f"! other: {warning}" in str(found) for warning in warned.warnings)
+    alike = autosym.compare({"one": one, "other": fitted(data=data, seed=1)})
+    assert not any(word in warning for warning in alike.warnings)
+
+
+def test_a_model_that_is_no_better_than_guessing_is_warned_of():
+    """Random labels, which nobody can explain; and labels that are written in the images."""
+    x, y = images(samples=60)
+    guess = 60 * math.log(3)
+    found = autosym.compare([small("conv"), small("fc")], (x, y), epochs=2)
+    for model in found:
+        assert any("of guessing one of 3 classes" in w for w in model.warnings) == (model.log_evidence < -guess)
+    assert any("guessing" in warning for warning in found.warnings)
+    x = x + 3 * torch.nn.functional.one_hot(y, 4)[:, None, :, None].float()
+    easy = autosym.compare([small("fc"), small("f-fc")], (x, y), epochs=40)
+    assert easy.best.log_evidence > -guess
+    assert not any("guessing" in warning for warning in easy.best.warnings)
+
+
+def test_the_fingerprint_does_not_depend_on_order_or_batches():
+    x, y = images()
+    order = torch.randperm(len(x))
+    likelihood = autosym.Categorical()
+    model = small("conv")
+    one = laplace.at(model, (x, y), likelihood).curvature.fingerprint
+    two = laplace.at(model, (x[order], y[order]), likelihood, batch_size=5).curvature.fingerprint
+    swapped = laplace.at(model, (x, y[order]), likelihood).curvature.fingerprint
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-6)
+    torch.testing.assert_close(one[:4], swapped[:4])
+    assert abs(one[4] - swapped[4]) > 1e-3

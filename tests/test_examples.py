@@ -1,0 +1,47 @@
+"""The examples run, in small."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOK = EXAMPLES / "read_a_fit.ipynb"
+
+
+def test_compare_groups():
+    pytest.importorskip("rich")
+    command = [sys.executable, EXAMPLES / "compare_groups.py", "--turned", "--epochs", "1", "--samples", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    for words in ("Turned digits", "log evidence", "gconv:c4", "probability", "effective / all"):
+        assert words in done.stdout
+
+
+def cells():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert notebook["nbformat"] == 4
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_runs(capsys):
+    """Its code cells in order, in one namespace; with one epoch."""
+    names: dict = {"__name__": "__main__"}
+    for number, cell in enumerate(cells()):
+        code = "".join(cell["source"]).replace("EPOCHS = 20", "EPOCHS = 1")
+        exec(compile(code, f"{NOTEBOOK.name}, cell {number}", "exec"), names)
+    assert names["fit"].schedule.epochs == 1
+    shown = capsys.readouterr().out
+    for words in ("log evidence", "f-fc", "translations", "probability"):
+        assert words in shown
+
+
+def test_the_notebook_is_kept_without_outputs():
+    for cell in cells():
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None

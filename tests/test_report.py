@@ -1,0 +1,553 @@
+"""The report: what it says (findings), in which words (wording), as charts, as a page, from a fit and from the files of a run."""
+
+import base64
+import json
+import math
+import re
+import sys
+import zlib
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import autosym
+from autosym import charts, findings, layers, nets, page, report, wording
+from autosym.equivariance import equivariance_error
+from autosym.paths import Bias, Conv, Dense
+from autosym.predictive import calibration_error, reliability
+from models import draw, images, mlp, regression, small
+
+pytest.importorskip("jinja2")
+
+VOID = {"meta", "link", "img", "br"}
+ROOT = Path(__file__).parent.parent
+
+
+class Page(HTMLParser):
+    """A page as a list of (tag, attributes) and its text; refuses tags that do not close."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words, self.values = [], [], [], {}
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "data":
+            self.values.setdefault(dict(attributes)["data-key"], []).append(dict(attributes)["value"])
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        if not {"style", "script"} & set(self.open):
+            self.words.append(text)
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    torch.manual_seed(0)
+    data = images()
+    return autosym.fit(small(), data, epochs=6, burn_in=0, every=1, seed=3), data
+
+
+def path(name="conv", layer="1", share=1.0, symmetric=True, omega=None, precision=None):
+    return {
+        "layer": layer,
+        "path": name,
+        "symmetric": symmetric,
+        "precision": {"linear": 1.0} if precision is None else precision,
+        "parameters": 10,
+        "effective_parameters": 5.0,
+        "share": share,
+        "omega": omega or {},
+    }
+
+
+def network(*free_shares):
+    """The symmetry of a network of layers with a convolution and a free path."""
+    rows = []
+    for layer, share in enumerate(free_shares):
+        rest = None if share is None else 1 - share
+        rows += [path("conv", f"l{layer}", rest), path("f-fc", f"l{layer}", share, symmetric=False)]
+    return rows
+
+
+# ---- the sentence
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((0.0,) * 6 + (0.61,), "Layers 1 to 6 became translation-equivariant; layer 7 uses position (61 % free)."),
+        ((0.0099, 0.01, 0.0499, 0.05), "Layer 1 became translation-equivariant; layers 2 and 3 are nearly "
+         "translation-equivariant (1 to 4.99 % free); layer 4 uses position (5 % free)."),
+        ((0.0, 0.5, 0.0, 0.0, 0.0), "Layers 1 and 3 to 5 became translation-equivariant; layer 2 uses position (50 % free)."),
+        ((0.0, 0.0), "Layers 1 and 2 became translation-equivariant."),
+        ((0.02,), "Layer 1 is nearly translation-equivariant (2 % free)."),
+        ((0.9, 1.0), "Layers 1 and 2 use position (90 to 100 % free)."),
+        ((0.0, None), "Layer 1 became translation-equivariant; layer 2 has a frozen or unused path, of which the evidence says nothing."),
+    ],
+)  # fmt: skip
+def test_the_headline_says_which_layers_became_symmetric(shares, expected):
+    assert wording.headline(network(*shares)) == expected
+
+
+def test_the_headline_without_a_choice():
+    assert "no relaxed layer" in wording.headline([])
+    assert wording.headline([path()]) == "No layer had a choice: all of them are translation-equivariant by construction."
+    assert wording.headline([path("fc", symmetric=False)]) == "No layer had a choice: none of them has a symmetric path."
+    assert "not learned" in wording.headline(network(0.0), learned=False)
+    assert "became" not in wording.headline(network(0.0), learned=False)
+
+
+def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_left():
+    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.005), path("gconv:c4", share=0.995)]
+    assert wording.headline(rows) == "Layer 1 became equivariant to translations and c4."
+    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.3), path("gconv:c4", share=0.7)]
+    assert wording.headline(rows) == "Layer 1 became translation-equivariant."
+    rows = [path("own", share=1.0), path("other", share=0.0, symmetric=False)]
+    assert wording.headline(rows) == "Layer 1 became symmetric."
+    rows = [path("pool", share=0.4), path("fc", share=0.6, symmetric=False)]
+    assert wording.headline(rows) == "Layer 1 uses position (60 % free)."
+
+
+def test_a_convolution_with_borders_or_strides_is_equivariant_only_up_to_them():
+    shape = (1, 8, 8)
+    made = {
+        "exact": Conv(1, 2),
+        "dilated": Conv(1, 2, dilation=2),
+        "zeros": Conv(1, 2, padding_mode="zeros"),
+        "strided": Conv(1, 2, stride=2),
+        "valid": Conv(1, 2, padding=(0, 0, 0, 0)),
+    }
+    model = nn.ModuleDict(
+        {name: layers.Relaxed({"conv": conv}, {"fc": Dense(shape, (2, 4, 4))}) for name, conv in made.items()}
+    )
+    assert findings.approximate(model) == ["zeros", "strided", "valid"]
+    assert wording.headline(network(0.0, 0.0, 0.5), approximate=["l1", "l2"]) == (
+        "Layer 1 became translation-equivariant; layer 2 became translation-equivariant up to borders and strides; layer 3 uses "
+        "position (50 % free)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("omega", "learned", "expected"),
+    [(1e-3, True, "constant"), (0.5, True, "free"), (1e-3, False, "free"), (-1e-3, True, "constant")],
+)
+def test_a_sparse_path_is_judged_by_learned_lengthscales(omega, learned, expected):
+    precision = {"u_1": 1.0, "u_2": 1.0} | ({"u_1.omega": 9.0, "u_2.omega": 9.0} if learned else {})
+    rows = [path("s-fc", symmetric=False, omega={"u_1": omega, "u_2": 0.0}, precision=precision)]
+    assert wording.layers(rows)[0]["verdict"] == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([1], "layer 1"), ([1, 2], "layers 1 and 2"), ([1, 2, 3], "layers 1 to 3"), ([1, 3, 4, 5, 7], "layers 1, 3 to 5 and 7")],
+)
+def test_layers_are_listed_as_people_do(numbers, expected):
+    assert wording.named(numbers) == expected
+
+
+def test_what_a_difference_in_nats_means():
+    assert [wording.strength(d) for d in (0.5, 1.0, 2.9, 3.0, 5.0, -7)] == [
+        "not worth more than a mention", "positive", "positive", "strong", "very strong", "very strong",
+    ]  # fmt: skip
+    assert wording.odds(math.log(20)) == "20 : 1"
+    assert wording.odds(1000.0) == "10⁴³⁴ : 1"
+
+
+# ---- what it says
+
+
+def test_contents_are_strict_json_and_equal_the_fit(fitted):
+    fit, data = fitted
+    said = findings.contents(fit, data)
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert said["symmetry"] == fit.symmetry().as_dicts()
+    assert said["evidence"]["log_evidence"] == float(fit.evidence.log_evidence)
+    assert said["evidence"]["log_evidence"] == pytest.approx(said["evidence"]["log_likelihood"] + said["evidence"]["occam"])
+    assert said["effective_parameters"] == pytest.approx(float(fit.laplace.effective_parameters(fit.prior).detach().sum()))
+    assert said["samples"] == 24
+    assert said["history"] == fit.history
+    assert said["command"].startswith("autosym.fit(model, data, 'categorical', epochs=6, burn_in=0, every=1, seed=3)  #")
+    assert said["provenance"]["autosym"] == autosym.__version__
+    direct = autosym.equivariance_error(fit.model, findings.GROUPS_SHOWN, data)
+    assert [row["error"] for row in said["equivariance"]] == [row.error for row in direct]
+    with torch.no_grad():
+        logits = fit.model(data[0])
+    assert said["calibration"]["error"] == pytest.approx(calibration_error(logits.softmax(1), data[1]))
+    assert said["calibration"]["accuracy"] == pytest.approx(float((logits.argmax(1) == data[1]).double().mean()))
+
+
+def test_contents_without_data_measure_nothing(fitted):
+    said = findings.contents(fitted[0])
+    assert "equivariance" not in said
+    assert "calibration" not in said
+    text = Page(page.html(said)).text
+    assert text.count("Not measured") == 2
+
+
+def test_contents_of_a_model_without_images_or_classes():
+    fit = autosym.fit(mlp(5, 4, 2), regression(), "gaussian", epochs=2, burn_in=0, every=1)
+    said = findings.contents(fit, regression())
+    assert said["equivariance"] is None
+    assert said["calibration"] is None
+    assert said["sigma_noise"] == pytest.approx(math.exp(fit.likelihood.log_variance.item() / 2))
+    text = Page(page.html(said)).text
+    assert "No layer had a choice: the model has no relaxed layer." in text
+    assert "noise (standard deviation)" in text
+
+
+def test_groups_that_do_not_act_on_the_images_are_left_out_and_unknown_ones_refused(fitted):
+    net = nets.build("conv", (1, 4, 8), 3, 2, channels=(1,), strides=(1,), hidden=2)
+    data = torch.randn(12, 1, 4, 8), torch.arange(12) % 3
+    fit = autosym.fit(net, data, epochs=1)
+    said = findings.contents(fit, data, groups=("translations", "c4"))
+    assert {row["group"] for row in said["equivariance"]} == {
+        row.group for row in equivariance_error(net, "translations", data)
+    }
+    with pytest.raises(ValueError, match="unknown group 'so3'"):
+        findings.contents(fitted[0], fitted[1], groups=("so3",))
+
+
+def test_reliability_bins_give_the_calibration_error():
+    probabilities = torch.randn(500, 4, dtype=torch.float64).mul(2).softmax(-1)
+    labels = torch.randint(4, (500,))
+    bins = reliability(probabilities, labels)
+    assert sum(one["count"] for one in bins) == 500
+    gaps = [one["count"] * abs(one["accuracy"] - one["confidence"]) for one in bins if one["count"]]
+    assert sum(gaps) / 500 == pytest.approx(calibration_error(probabilities, labels))
+    assert all(one["from"] <= one["confidence"] <= one["to"] for one in bins if one["count"])
+    assert [one for one in bins if not one["count"]], "a bin without samples has no mean"
+    assert all(one["accuracy"] is None for one in bins if not one["count"])
+
+
+def test_a_long_history_is_thinned():
+    lines = [{"epoch": e, "loss": 1.0, **({"log_evidence": -1.0} if e % 3 == 0 else {})} for e in range(1, 2001)]
+    kept = findings.thinned(lines)
+    assert len(kept) == 2 * findings.LINES
+    assert [line["epoch"] for line in kept] == sorted({line["epoch"] for line in kept})
+    assert (kept[0]["epoch"], kept[-1]["epoch"]) == (1, 2000)
+    steps = [line["epoch"] for line in kept if "log_evidence" in line]
+    assert (steps[0], steps[-1]) == (3, 1998)
+    assert findings.thinned(lines[:50]) == lines[:50]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_none(value):
+    assert findings.finite({"a": [value, 1.0, "nan"], 1: (True, {"b": value})}) == {
+        "a": [None, 1.0, "nan"],
+        "1": [True, {"b": None}],
+    }
+
+
+# ---- filters
+
+
+def test_filters_are_the_strongest_as_levels_of_the_largest_weight(fitted):
+    model = fitted[0].model
+    found = findings.filters(model)
+    assert [(one["layer"], one["path"], one["part"]) for one in found if one["layer"] == "blocks.1"] == [
+        ("blocks.1", "conv", "linear"),
+        ("blocks.1", "f-fc", "theta_2"),
+        ("blocks.1", "f-fc", "theta_1"),
+    ]
+    conv = next(one for one in found if one["layer"] == "blocks.1" and one["path"] == "conv")
+    weight = model.blocks[1]["conv"].linear.filters().detach().flatten(0, 1)
+    strongest = weight[weight.flatten(1).norm(dim=1).argmax()]
+    assert conv["of"] == len(weight)
+    assert torch.tensor(conv["pictures"][0]) / 127 * conv["scale"] == pytest.approx(strongest, abs=conv["scale"] / 250)
+    for one in found:
+        assert torch.tensor(one["pictures"]).abs().max() == 127
+
+
+@pytest.mark.parametrize("name", ["fc", "conv", "f-fc", "s-fc+s-conv", "f-fc+conv+gconv:c4"])
+def test_every_path_with_positions_has_pictures(name):
+    net = nets.build(name, (1, 8, 8), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2)
+    found = findings.filters(net)
+    assert {one["path"] for one in found} == set(name.split("+"))
+    for one in found:
+        assert 1 <= len(one["pictures"]) <= findings.PICTURES
+        assert all(1 <= len(picture) <= findings.SIDE for picture in one["pictures"])
+
+
+def test_pictures_of_a_path_are_its_weights():
+    dense = Dense((2, 3, 5), (4,))
+    assert torch.equal(findings.pictures(dense), dense.weight.detach().double().view(8, 3, 5))
+    factored = layers.Factored((2, 3, 5), (4, 2, 6))
+    assert torch.equal(findings.pictures(factored.theta_1)[1], factored.theta_1.weight.detach().double()[0, :, 1].view(2, 6))
+    sparse = layers.SparseFactored((2, 3, 5), (4, 2, 6), 7, 5)
+    through = sparse.u_1.weight[1, :, 0].double() @ sparse.u_1.basis().double()
+    assert findings.pictures(sparse.u_1)[2].flatten() == pytest.approx(through.detach())
+    assert findings.pictures(Bias((3,))) is None
+    assert findings.pictures(Dense((5,), (3,))) is None
+    wide = findings.strongest(torch.randn(20, 40, 33).double())
+    assert wide.shape == (findings.PICTURES, findings.SIDE, findings.SIDE)
+
+
+def test_a_path_of_zeros_is_blank():
+    layer = layers.Relaxed({"conv": Conv(1, 2)}, {"fc": Dense((1, 4, 4), (2, 4, 4))})
+    nn.init.zeros_(layer["fc"].weight)
+    conv, fc = findings.filters(nn.Sequential(layer))
+    assert not torch.tensor(fc["pictures"]).any()
+    assert fc["scale"] == 0
+    assert torch.tensor(conv["pictures"]).any()
+
+
+def test_pictures_of_a_path_that_is_gone_are_faded(fitted):
+    said = findings.contents(fitted[0])
+    for row in said["symmetry"]:
+        row["share"] = 0.005 if row["path"] == "f-fc" else 0.995
+    faded = [(part["path"]["path"], part["faded"]) for one in page.view(said)["filters"] for part in one["parts"]]
+    assert set(faded) == {("f-fc", True), ("conv", False)}
+
+
+def test_a_picture_is_a_png_of_its_levels():
+    data = base64.b64decode(page.png([[-127, 0, 127], [10, -200, 5]]).removeprefix("data:image/png;base64,"))
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    body = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
+    assert zlib.decompress(body) == bytes([0, 0, 30, 60, 0, 32, 0, 31])
+    alpha = data[data.index(b"tRNS") + 4 :]
+    assert (alpha[0], alpha[30], alpha[60]) == (255, 0, 255)
+
+
+# ---- alternatives
+
+
+def test_alternatives_are_compared_with_this_fit(fitted):
+    fit, data = fitted
+    own = float(fit.evidence.log_evidence)
+    other = autosym.fit(small("conv"), data, epochs=1)
+    rows = findings.contents(fit, compare={"conv": other, "better": own + math.log(9)}, title="this")["compare"]
+    assert rows[0]["name"] == "better"
+    assert {row["name"] for row in rows} == {"this", "conv", "better"}
+    evidences = torch.tensor([row["log_evidence"] for row in rows], dtype=torch.float64)
+    assert [row["probability"] for row in rows] == pytest.approx(evidences.softmax(0).tolist())
+    assert next(row for row in rows if row["name"] == "conv")["log_evidence"] == float(other.evidence.log_evidence)
+    given = [
+        {"name": "a", "log_evidence": own, "probability": 0.25},
+        {"name": "b", "log_evidence": own - 1, "probability": 0.75},
+    ]
+    assert findings.contents(fit, compare=given)["compare"] == given, "this fit is a, and probabilities stay as they were"
+    tuples = [tuple(row.values()) for row in given]
+    assert findings.contents(fit, compare=tuples)["compare"] == given
+
+
+def test_evidence_of_other_data_is_refused(fitted):
+    fit, (x, y) = fitted
+    other = autosym.fit(small("conv"), (x[:9], y[:9]), epochs=1)
+    with pytest.raises(ValueError, match="conv has the evidence of 9 samples, this fit of 24"):
+        findings.contents(fit, compare={"conv": other})
+    with pytest.raises(ValueError, match="compare takes evidence by name"):
+        findings.contents(fit, compare=[{"name": "a"}])
+
+
+def test_the_page_says_how_far_behind_an_alternative_is(fitted):
+    own = float(fitted[0].evidence.log_evidence)
+    text = Page(page.html(findings.contents(fitted[0], compare={"conv": own - 4.0}, title="this"))).text
+    assert re.search(r"conv .* 4\.00 54\.6 : 1 1\.8 % strong", text.replace("\u202f", " ")), text
+
+
+# ---- the page
+
+
+def test_the_page_holds_the_numbers(fitted, tmp_path):
+    fit, data = fitted
+    path = fit.report(tmp_path / "deep" / "report.html", data=data, title="my fit")
+    assert path == tmp_path / "deep" / "report.html"
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+    shown = Page(path.read_text(encoding="utf-8"))
+    said = findings.contents(fit, data, title="my fit")
+    assert [float(v) for v in shown.values["share"]] == [p["share"] for p in said["symmetry"]]
+    assert [float(v) for v in shown.values["precision"]] == [v for p in said["symmetry"] for v in p["precision"].values()]
+    assert [float(v) for v in shown.values["log_evidence"]] == [said["evidence"]["log_evidence"]]
+    assert sorted(map(float, shown.values["equivariance"])) == sorted(row["error"] for row in said["equivariance"])
+    assert [float(v) for v in shown.values["calibration.error"]] == [said["calibration"]["error"]]
+    assert sum(map(int, shown.values["bin.count"])) == 24
+    assert "my fit" in shown.text
+    assert " ".join(said["command"].split()) in shown.text
+    for name, value in said["schedule"].items():
+        assert f"{name} {'–' if value is None else value}" in shown.text
+
+
+def test_the_page_needs_nothing_else(fitted):
+    text = page.html(findings.contents(*fitted))
+    shown = Page(text)
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", text), "only anchors and data"
+    assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp", text)
+    assert len(text.encode()) < 500_000
+    assert shown.of("html")[0]["lang"] == "en"
+    assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in shown.tags}
+    levels = [int(tag[1]) for tag, _ in shown.tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels)), "headings in order"
+    ids = [attributes["id"] for _, attributes in shown.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for a in shown.of("a")} <= set(ids)
+    charts_shown = [svg for svg in shown.of("svg") if svg.get("class") == "chart"]
+    assert len(charts_shown) > 6
+    assert all(svg["role"] == "img" and svg["aria-label"] and svg["tabindex"] == "0" for svg in charts_shown)
+    assert all("alt" in img for img in shown.of("img"))
+
+
+def test_names_are_escaped(fitted):
+    evil = "<script>alert(1)</script>\"'&"
+    said = findings.contents(*fitted, title=evil, compare={evil: -3.0})
+    for row in said["symmetry"]:
+        row["layer"] = row["path"] = evil
+    for row in said["equivariance"]:
+        row["layer"] = row["kind"] = row["group"] = evil
+    for row in said["filters"]:
+        row["layer"] = row["path"] = row["part"] = evil
+    for line in said["history"]:
+        line["precision"] = {f"{evil}.{evil}.{evil}": 1.0}
+        line["effective_parameters"] = {f"{evil}.{evil}": 1.0}
+        line["free_share"] = {evil: 0.5}
+    said |= {"config": {evil: evil}, "provenance": {evil: evil}, "schedule": {evil: evil}, "command": evil}
+    text = page.html(said)
+    assert "<script>alert" not in text
+    shown = Page(text)
+    assert len(shown.of("script")) == 1
+    assert evil in shown.text
+
+
+def test_what_is_not_known_is_a_dash():
+    said = {
+        "symmetry": [path(share=None), path("fc", share=None, symmetric=False, precision={"linear": math.nan})],
+        "evidence": {"log_evidence": math.nan, "log_likelihood": math.inf, "occam": None, "bound_of": None},
+        "samples": 5,
+        "history": [
+            {"epoch": 1, "loss": math.nan, "log_evidence": math.nan, "log_likelihood": -1.0, "occam": -2.0, "precision": {"a": None}},
+            {"epoch": 2, "loss": 1.0, "log_evidence": -3.0, "log_likelihood": -1.0, "occam": -2.0, "precision": {"a": 1.0}},
+        ],
+        "equivariance": [{"layer": "", "kind": "Net", "group": "c4", "compared": "map", "error": math.nan}],
+        "calibration": {"samples": 0, "accuracy": None, "nll": math.inf, "error": math.nan, "bins": []},
+        "compare": [{"name": "a", "log_evidence": math.nan}, {"name": "b", "log_evidence": -1.0}],
+    }  # fmt: skip
+    text = Page(page.html(said)).text
+    assert not re.search(r"\b(nan|inf|None|Undefined)\b", text), text
+    assert "the evidence says nothing" in text
+    assert "conv –" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "–"), (0.0, "0"), (1.0, "1.00"), (-2.0623, "−2.06"), (12345.6, "12\u202f346"), (1e-8, "1.00 × 10⁻⁸"),
+     (3.14e9, "3.14 × 10⁹"), (-1e12, "−1.00 × 10¹²"), (7, "7"), (1730805, "1\u202f730\u202f805"), (True, "True"), ("a", "a")],
+)  # fmt: skip
+def test_numbers_for_people(value, expected):
+    assert page.number(value) == expected
+
+
+def test_shares_for_people():
+    assert [page.percent(v) for v in (None, 0.0, 1e-5, 0.0005, 0.9957, 1.0)] == [
+        "–", "0.0\u202f%", "< 0.1\u202f%", "0.1\u202f%", "99.6\u202f%", "100.0\u202f%",
+    ]  # fmt: skip
+
+
+def test_the_page_of_a_long_run_of_a_deep_network_stays_small():
+    """Eight layers with every kind of picture, a thousand epochs."""
+    net = nets.build("f-fc+conv", (3, 32, 32), 10)
+    symmetry = network(*(0.1,) * 8)
+    names = [f"l{i}.{p}" for i in range(8) for p in ("conv.linear", "conv.bias", "f-fc.theta_1", "f-fc.theta_2", "f-fc.b_1")]
+    numbers = {name: 0.123456789012345 * 10.0**i for i, name in enumerate(names)}
+    lines = [
+        {"epoch": e, "loss": 0.123456789, "log_evidence": -e, "log_likelihood": -e / 2, "occam": -e / 2, "seconds": 1.0,
+         "precision": numbers, "effective_parameters": numbers, "free_share": {f"l{i}": 0.1 for i in range(8)}}
+        for e in range(1, 1001)
+    ]  # fmt: skip
+    said = findings.finite({"symmetry": symmetry, "history": findings.thinned(lines), "filters": findings.filters(net)})
+    for one in said["filters"]:
+        one["layer"] = one["layer"].replace("blocks.", "l")
+    assert len(json.dumps(said["filters"])) < 300_000
+    assert len(page.html(said).encode()) < 2_000_000
+
+
+def test_without_jinja2_it_says_what_to_install(fitted, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'autosym[report]'")):
+        fitted[0].report(tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_colours_of_the_page_are_those_of_the_pictures():
+    css = (ROOT / "src/autosym/templates/report.css").read_text()
+    assert set(report.COLOURS) == set(page.COLOURED)
+    for name, colour in {**report.COLOURS, "symmetric": report.OTHER_SYMMETRIC, "free": report.OTHER_FREE}.items():
+        assert f"--{name}: {colour.lower()}" in css
+        assert f".c-{name} " in css
+
+
+# ---- charts
+
+
+def test_ticks_are_round_and_cover():
+    assert charts.linear_ticks(0.13, 0.92) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert charts.linear_ticks(-3285.6, -3100) == [-3300, -3250, -3200, -3150, -3100]
+    assert charts.linear_ticks(2.0, 2.0) == [2.0]
+    assert charts.log_ticks(0.02, 900) == pytest.approx([0.01, 0.1, 1, 10, 100, 1000])
+    assert charts.log_ticks(1e-8, 1e12)[0] <= 1e-8
+    assert len(charts.log_ticks(1e-8, 1e12)) <= 7
+    assert charts.log_ticks(1e-8, 1e12)[-1] >= 1e12
+    assert [charts.tick(-2.5), charts.tick(1e-3, log=True)] == ["−2.5", "10⁻³"]
+
+
+def test_lines_lie_within_the_chart_and_break_where_nothing_is_known():
+    series = [{"name": "a", "values": [1.0, None, 100.0, math.nan, 10.0]}, {"name": "b", "values": [None] * 5}]
+    chart = charts.lines("t", [1, 2, 3, 4, 5], series, log=True)
+    assert [len(piece) for piece in chart["series"][0]["pieces"]] == [1, 1, 1]
+    assert chart["series"][1]["pieces"] == []
+    heights = [piece[0][1] for piece in chart["series"][0]["pieces"]]
+    assert heights[0] == chart["bottom"]
+    assert heights[1] == chart["top"]
+    assert heights[2] == pytest.approx((chart["top"] + chart["bottom"]) / 2)
+    assert charts.lines("t", [1, 2], [{"name": "a", "values": [None, -1.0]}], log=True) is None
+
+
+def test_one_line_of_history_can_be_drawn():
+    chart = charts.lines("t", [4], [{"name": "a", "values": [2.0]}])
+    ((point,),) = chart["series"][0]["pieces"]
+    assert all(math.isfinite(value) for value in point)
+
+
+# ---- for notebooks
+
+
+def test_plot_is_a_figure_with_the_shares(fitted):
+    pytest.importorskip("matplotlib")
+    figure = fitted[0].plot()
+    shares, evidence, precision = figure.axes
+    widths = [patch.get_width() for patch in shares.patches]
+    assert widths == pytest.approx(
+        [100 * p["share"] for p in sorted(fitted[0].symmetry().as_dicts(), key=lambda p: p["layer"])]
+    )
+    steps = [line["log_evidence"] for line in fitted[0].history if "log_evidence" in line]
+    assert evidence.lines[0].get_ydata().tolist() == steps
+    assert precision.get_xscale() == "log"
+
+
+def test_plot_of_a_map_fit_shows_the_loss():
+    pytest.importorskip("matplotlib")
+    fit = autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=2, step="none")
+    figure = fit.plot()
+    assert figure.axes[1].lines[0].get_ydata().tolist() == [line["loss"] for line in fit.history]
+    assert "Symmetry was not learned" in wording.headline(network(0.0), learned=False)
