@@ -116,6 +116,8 @@ def test_the_headline_without_a_choice():
     assert wording.headline([path("fc", symmetric=False)]) == "No layer had a choice: none of them has a symmetric path."
     assert "not learned" in wording.headline(network(0.0), learned=False)
     assert "became" not in wording.headline(network(0.0), learned=False)
+    assert wording.headline([path()], learned=False) == wording.headline([path()])
+    assert wording.layers(network(0.4), learned=False)[0]["words"] == "has 40 % free parameters, at fixed precisions"
 
 
 def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_left():
@@ -550,4 +552,11 @@ def test_plot_of_a_map_fit_shows_the_loss():
     fit = autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=2, step="none")
     figure = fit.plot()
     assert figure.axes[1].lines[0].get_ydata().tolist() == [line["loss"] for line in fit.history]
-    assert "Symmetry was not learned" in wording.headline(network(0.0), learned=False)
+
+
+def test_the_page_of_a_map_fit_judges_nothing():
+    fit = autosym.fit(small(), images(), epochs=2, step="none")
+    text = Page(page.html(findings.contents(fit))).text
+    assert "Symmetry was not learned" in text
+    assert "Precisions were held fixed in this run" in text
+    assert not re.search("became|counts as symmetric|uses position", text)

@@ -35,11 +35,14 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     schedule = contents.get("schedule") or {}
     history = contents.get("history") or []
     calibration = contents.get("calibration")
+    learned, approximate = schedule.get("step") != "none", contents.get("approximate") or ()
+    layers = wording.layers(symmetry, learned, approximate)
     return {
         "title": contents.get("title") or "A fit by autosym",
-        "headline": wording.headline(symmetry, schedule.get("step") != "none", contents.get("approximate") or ()),
+        "headline": wording.headline(symmetry, learned, approximate),
         "figures": key_figures(contents),
-        "layers": wording.layers(symmetry, contents.get("approximate") or ()),
+        "layers": layers,
+        "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in layers),
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),
         "samples": contents.get("samples"),

@@ -86,10 +86,10 @@ def draw_curves(axes: Any, history: Sequence[Mapping[str, Any]], key: str, title
 
 def plot(fit: "Fit") -> Any:
     """Shares and precisions by layer, and the evidence (the loss, where there was no evidence step) over epochs, as a figure."""
-    from matplotlib.figure import Figure
+    from matplotlib import pyplot as plt  # which also makes notebooks show figures
 
     symmetry = fit.symmetry().as_dicts()
-    figure = Figure(figsize=(13, max(3.6, 1.6 + 0.35 * len(symmetry))), layout="constrained")
+    figure = plt.figure(figsize=(13, max(3.6, 1.6 + 0.35 * len(symmetry))), layout="constrained")
     shares, evidence, precision = figure.subplots(1, 3)
     draw_shares(shares, symmetry, "Learned symmetry")
     draw_precisions(precision, symmetry, "Prior precisions")
@@ -97,6 +97,7 @@ def plot(fit: "Fit") -> Any:
     draw_curves(evidence, fit.history, *(("log_evidence", "Log evidence (nats)") if learned else ("loss", "Training loss")))
     if symmetry:
         figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    plt.close(figure)  # shown once, by whoever asked for it
     return figure
 
 

@@ -15,22 +15,25 @@ STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
 
-def layers(symmetry: Sequence[Mapping[str, Any]], approximate: Sequence[str] = ()) -> list[dict[str, Any]]:
+def layers(
+    symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approximate: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """The relaxed layers in order: number, name, paths, share of the free ones (None: not known), verdict, symmetry, words.
 
-    Of layers named in ``approximate`` the symmetric paths are so only up to borders and strides.
+    Where precisions were not ``learned`` a share is no verdict. Of layers named in ``approximate`` the symmetric paths are so only
+    up to borders and strides.
     """
     found = []
     for number, (name, group) in enumerate(groupby(symmetry, key=lambda path: path["layer"]), 1):
         paths = list(group)
-        verdict, share = _verdict(paths)
+        verdict, share = _verdict(paths, learned)
         layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
         limits = " up to borders and strides" if name in approximate else ""
         found.append(layer | {"symmetry": f"{_symmetry(paths)}{limits}"})
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
-def _verdict(paths: Sequence[Mapping[str, Any]]) -> tuple[str, float | None]:
+def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool) -> tuple[str, float | None]:
     breaking = [path for path in paths if not path["symmetric"] and not _is_constant(path)]
     if all(path["symmetric"] for path in paths):
         return "fixed", 0.0
@@ -41,6 +44,8 @@ def _verdict(paths: Sequence[Mapping[str, Any]]) -> tuple[str, float | None]:
         return "constant", share
     if len(breaking) == len(paths):
         return "free", share
+    if not learned:
+        return "held", share
     return ("strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"), share
 
 
@@ -64,15 +69,15 @@ def _symmetry(paths: Sequence[Mapping[str, Any]]) -> str:
 
 def headline(symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approximate: Sequence[str] = ()) -> str:
     """One sentence for the network; ``learned`` is whether precisions were learned at all."""
-    found = layers(symmetry, approximate)
+    found = layers(symmetry, learned, approximate)
     if not found:
         return "No layer had a choice: the model has no relaxed layer."
-    if not learned:
-        return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
     if all(layer["verdict"] == "fixed" for layer in found):
         return f"No layer had a choice: all of them are {_common(found)} by construction."
     if all(layer["verdict"] == "free" for layer in found):
         return "No layer had a choice: none of them has a symmetric path."
+    if not learned:
+        return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
     clauses: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for layer in found:
         clauses.setdefault((layer["verdict"], layer["symmetry"] if layer["verdict"] != "mixed" else ""), []).append(layer)
@@ -97,6 +102,8 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "mixed":
         position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
         return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
+    if verdict == "held":
+        return f"{'have' if many else 'has'} {_shares(some)} free parameters, at fixed precisions"
     if verdict == "constant":
         return f"became constant in space, by {'their' if many else 'its'} lengthscales"
     if verdict == "unknown":
