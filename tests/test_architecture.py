@@ -35,7 +35,9 @@ ALLOWED = {
     "layers": {"capture", "groups", "paths", "sparse"},
     "nets": LAYER_ROOMS,
     "equivariance": {"batching", "groups", "layers", "paths"},
-    "conversion": LAYER_ROOMS,
+    "observation": set(),
+    "conversion": LAYER_ROOMS | {"batching", "observation", "sites"},
+    "hardening": FITTED_ROOMS | {"training", "proximal", "checkpoint"},
     "averaging": LAYER_ROOMS,
     "noether": LAYER_ROOMS,
     "sites": {"batching", "groups", "paths", "sparse"},
@@ -50,7 +52,7 @@ ALLOWED = {
     "report": FITTED_ROOMS | {"training"},
     "cli": FITTED_ROOMS | {"training", "report", "nets", "data", "experiments", "__init__"},
     "experiments": FITTED_ROOMS | {"training", "report", "nets", "conversion", "averaging", "noether", "data", "__init__"},
-    "__init__": FITTED_ROOMS | {"nets", "conversion", "averaging", "noether", "equivariance", "training"},
+    "__init__": FITTED_ROOMS | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training"},
     "__main__": {"cli"},
 }
 INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report

@@ -1,5 +1,6 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
+from autosym.conversion import Relaxation, relax
 from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
 from autosym.likelihoods import Categorical, Gaussian
@@ -16,6 +17,7 @@ __all__ = [
     "Gaussian",
     "Predictive",
     "Prior",
+    "Relaxation",
     "Schedule",
     "Symmetry",
     "__version__",
@@ -24,4 +26,5 @@ __all__ = [
     "equivariance_error",
     "fit",
     "log_evidence",
+    "relax",
 ]

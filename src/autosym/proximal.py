@@ -1,6 +1,7 @@
 """Weight steps: the likelihood by gradients, the prior by its proximal map, in one metric."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ class Weights:
     w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
 
     With ``relative``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs
-    has small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
+    has small weights, and would otherwise run ahead of one with few. Weights that start at zero count as of the size
+    that ``start_sizes`` gives them, and as of size 0.1 without one, as biases do.
 
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
     can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
@@ -31,6 +33,7 @@ class Weights:
         momentum: float = 0.9,
         clip: float = math.inf,
         relative: bool = False,
+        start_sizes: Mapping[str, float] | None = None,
     ):
         self.parameters, self.count = parameters, count
         self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
@@ -41,7 +44,8 @@ class Weights:
         self._sizes = sizes.to(flat)
         self._path = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), sizes).to(flat.device)
         rms = torch.stack([p.detach().square().mean().sqrt() for p in parameters.values()])
-        self.rates = rms.where(rms > 0, 0.1) if relative and optimiser == "adam" else torch.ones_like(rms)
+        at_zero = rms.new_tensor([(start_sizes or {}).get(name) or 0.1 for name in parameters])
+        self.rates = rms.where(rms > 0, at_zero) if relative and optimiser == "adam" else torch.ones_like(rms)
         self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
     def set_prior(self, prior: Prior, likelihood: Likelihood) -> None:

@@ -126,7 +126,7 @@ class SparseIn(Path):
     def __init__(
         self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
-        channels, height, width = in_shape
+        channels, height, width = (in_shape[0], *(1, *in_shape[1:])[-2:])  # a sequence is a map of height 1
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, out_channels, anchors, bound=0.0)
         self.basis = basis
@@ -155,7 +155,7 @@ class SparseOut(Path):
     def __init__(
         self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
-        channels, height, width = out_shape
+        channels, height, width = (out_shape[0], *(1, *out_shape[1:])[-2:])
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, anchors, in_channels, bound=0.0)
         self.out_shape, self.basis = tuple(out_shape), basis

@@ -32,6 +32,7 @@ from autosym.evidence import laplace
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
+from autosym.paths import Path
 from autosym.predictive import Link, Predictive, predictive
 from autosym.priors import Prior
 from autosym.proximal import Weights
@@ -207,7 +208,12 @@ def fit(
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
     count, outputs = _check(model, data, evidence_data, likelihood, schedule)
     parameters = {site.name: site.parameter for site in owned}
-    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, schedule.relative)
+    start_sizes = {
+        site.name: site.module.start_size
+        for site in owned
+        if isinstance(site.module, Path) and site.parameter is site.module.weight
+    }
+    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, schedule.relative, start_sizes)
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment)
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture)
