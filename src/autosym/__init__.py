@@ -3,6 +3,7 @@
 from autosym.conversion import Relaxation, relax
 from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
+from autosym.hardening import Hardening, harden
 from autosym.likelihoods import Categorical, Gaussian
 from autosym.predictive import Predictive, calibration_error
 from autosym.priors import Prior
@@ -15,6 +16,7 @@ __all__ = [
     "Evidence",
     "Fit",
     "Gaussian",
+    "Hardening",
     "Predictive",
     "Prior",
     "Relaxation",
@@ -25,6 +27,7 @@ __all__ = [
     "calibration_error",
     "equivariance_error",
     "fit",
+    "harden",
     "log_evidence",
     "relax",
 ]

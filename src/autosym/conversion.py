@@ -114,14 +114,14 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
         raise ValueError(f"the model has no module {', '.join(unknown)}: its layers are {', '.join(filter(None, names))}")
     for name, module in names.items():
         kind = f"{name} ({type(module).__name__})"
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
             raise ValueError(f"{kind} has no weights yet: run the model once on an example before relaxing it")
         if type(module).__module__.startswith(("torch.ao.nn", "torch.nn.quantized")):
             raise ValueError(f"{kind} is quantised: relax the model as it was before quantisation")
         if parametrize.is_parametrized(module) or (type(module) in RELAXABLE and "weight" not in module._parameters):
             raise ValueError(
-                f"{kind} is parametrised (weight_norm, spectral_norm, ...), so its weight is not a parameter of its own: remove that first, by "
-                "torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm"
+                f"{kind} is parametrised (weight_norm, spectral_norm, ...), so its weight is not a parameter of its own: remove that "
+                "first, by torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm"
             )
     owners: dict[int, str] = {}
     for name, module in names.items():
@@ -217,7 +217,7 @@ def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tup
     invariant = by_position.sum(2)
     pool = _with(Pool(channels, positions, outputs), invariant, linear.bias, (outputs,), (outputs,), 2)
     free = Dense((linear.in_features,), (outputs,))
-    free.weight.data.copy_(2 * (by_position - invariant[..., None] / positions).reshape(free.weight.shape))
+    free.weight.data = 2 * (by_position - invariant[..., None] / positions).reshape(free.weight.shape)
     return Relaxed({"pool": pool}, {"fc": free}), "invariant part and the rest"
 
 
@@ -238,8 +238,8 @@ def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> nn.Mo
         return layers.fc(in_shape, out_shape)
     if path == "f-fc":
         return layers.Factored(in_shape, out_shape)
-    anchors = [max(1, math.prod(shape[1:]) // 2) for shape in (in_shape, out_shape)]
-    return layers.SparseFactored(in_shape, out_shape, *anchors)
+    in_anchors, out_anchors = (max(1, math.prod(shape[1:]) // 2) for shape in (in_shape, out_shape))
+    return layers.SparseFactored(in_shape, out_shape, in_anchors, out_anchors)
 
 
 def _start_at_zero(path: nn.Module, scale: int) -> None:
@@ -303,7 +303,8 @@ def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
         seen = observe(relaxed, example)
     except Exception as error:
         raise ValueError(
-            f"the relaxed model cannot run ({type(error).__name__}: {error}): does forward() read attributes of a layer? Name that layer in keep"
+            f"the relaxed model cannot run ({type(error).__name__}: {error}): does forward() read attributes of a layer? Name that "
+            "layer in keep"
         ) from error
     for name, module in relaxed.named_modules():
         if isinstance(module, Relaxed) and not all(seen.of(leaf).calls for leaf in module.modules() if isinstance(leaf, Path)):

@@ -115,9 +115,14 @@ class SparseConv(Path):
     def forward(self, x: Tensor) -> Tensor:
         return self.through(x, self.basis())
 
-    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+    def filters(self, basis: Tensor | None = None) -> Tensor:
+        """The weight as torch's convolutions take it, (C', C, k, k), on the path's own basis or another."""
+        basis = self.basis() if basis is None else basis
         filters = self.weight.view(-1, self.in_channels, len(basis)) @ basis
-        return circular_conv(x, filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
+        return filters.unflatten(-1, (self.kernel_size, self.kernel_size))
+
+    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+        return circular_conv(x, self.filters(basis))
 
 
 class SparseIn(Path):
