@@ -155,7 +155,7 @@ class Functional(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             x = torch.tanh(self.gain * layer(x))
-        return self.out(F.avg_pool2d(x, 2).reshape(len(x), -1))
+        return self.out(F.avg_pool2d(x, 2).reshape(x.shape[0], -1))
 
 
 def sequential():

@@ -65,8 +65,8 @@ class Hardening:
     def __str__(self) -> str:
         rows = [("layer", "path", "part", "share", "change", "")]
         for p in self.parts:
-            numbers = ("?" if math.isnan(value) else f"{value:.2%}" for value in (p.share, p.change))
-            rows.append((p.layer, p.path, p.part, *numbers, "dropped" if p.dropped else ""))
+            share, change = ("?" if math.isnan(value) else f"{value:.2%}" for value in (p.share, p.change))
+            rows.append((p.layer, p.path, p.part, share, change, "dropped" if p.dropped else ""))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         align = ("<", "<", "<", ">", ">", "<")
         lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip() for row in rows]

@@ -7,6 +7,7 @@ What torch has no layer for are the four small modules below; all export with ``
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ def split(module: nn.Module) -> tuple[nn.Module, Tensor | None]:
 
 def _merge(linears: Sequence[nn.Module], inner: Tensor | None, outer: Tensor | None, stride: int, scale: float) -> nn.Module:
     """scale (polyphase(sum of convolutions + inner) + sum of the others + outer), in as few layers as it takes."""
-    convs = [m for m in linears if isinstance(m, CONVOLUTIONS)]
+    convs: list[nn.Module] = [m for m in linears if isinstance(m, CONVOLUTIONS)]
     pools = [m for m in linears if isinstance(m, Pool)]
     factored = [m for m in linears if isinstance(m, (Factored, SparseFactored)) and not _smaller_as_dense(m)]
     dense = [m for m in linears if m not in (*convs, *pools, *factored)]
@@ -183,7 +184,7 @@ def _convolutions(convs: Sequence[nn.Module], bias: Tensor | None, stride: int, 
     for conv in convs:
         form = _form(conv)
         merged[form] = merged.get(form, 0) + conv.filters()  # type: ignore[operator]
-    parts = []
+    parts: list[nn.Module] = []
     for form, filters in merged.items():
         parts.append(_convolution(form, filters, None if parts else bias, scale))
     whole = parts[0] if len(parts) == 1 else Sum(parts)
@@ -191,23 +192,24 @@ def _convolutions(convs: Sequence[nn.Module], bias: Tensor | None, stride: int, 
 
 
 def _convolution(form: tuple, filters: Tensor, bias: Tensor | None, scale: float) -> nn.Module:
+    """torch's convolution of that form; where its padding differs by side, and is not what torch calls "same", padded before."""
     kernel, stride, padding, dilation, groups, mode, sequences = form
     left, right, top, bottom = padding
-    shape = [filters.shape[1] * groups, len(filters)]
-    line = slice(1 if sequences else 0, None)
-    kind = nn.Conv1d if sequences else nn.Conv2d
-    options = {"dilation": dilation[line], "groups": groups, "bias": bias is not None, "padding_mode": mode}
-    before = None
+    line = slice(1, None) if sequences else slice(None)
     sides = padding[:2] if sequences else padding
+
+    def make(padding: str | tuple[int, ...]) -> nn.Conv1d | nn.Conv2d:
+        kind: Any = nn.Conv1d if sequences else nn.Conv2d
+        shape = (filters.shape[1] * groups, len(filters), kernel[line], stride[line], padding, dilation[line], groups)
+        return kind(*shape, bias=bias is not None, padding_mode=mode)
+
+    before = None
     if left == right and top == bottom:
-        conv = kind(*shape, kernel[line], stride[line], (top, left)[line], **options)
-    elif stride == (1, 1) and sides == tuple(
-        (same := kind(*shape, kernel[line], 1, "same", **options))._reversed_padding_repeated_twice
-    ):
-        conv = same
+        conv = make((left,) if sequences else (top, left))
+    elif stride == (1, 1) and tuple(make("same")._reversed_padding_repeated_twice) == sides:
+        conv = make("same")
     else:
-        conv = kind(*shape, kernel[line], stride[line], **options)
-        before = PADDING[sequences, mode](sides)
+        conv, before = make((0,) if sequences else (0, 0)), PADDING[sequences, mode](sides)
     _set(conv, filters, None if bias is None else bias.expand(len(filters), *bias.shape[1:]).flatten(), scale)
     return conv if before is None else nn.Sequential(before, conv)
 
@@ -231,13 +233,12 @@ def _form(conv: nn.Module) -> tuple:
 
 def _factors(module: nn.Module) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
     """theta_2: (C, C', P), b_2: (C', 1), theta_1: (C', P', C) and the shape of the output, sparse ones on their positions."""
+    assert isinstance(module, (Factored, SparseFactored))
+    b_2 = module.b_2.weight.view(module.b_2.shape)
     if isinstance(module, Factored):
-        theta_2, b_2, theta_1, out = module.theta_2.weight, module.b_2, module.theta_1.weight, module.theta_1.out_shape
-    else:
-        assert isinstance(module, SparseFactored)
-        theta_2, b_2, out = module.u_2.weight @ module.u_2.basis(), module.b_2, module.u_1.out_shape
-        theta_1 = torch.einsum("dpc,pt->dtc", module.u_1.weight, module.u_1.basis())
-    return theta_2, b_2.weight.view(b_2.shape), theta_1, out
+        return module.theta_2.weight, b_2, module.theta_1.weight, module.theta_1.out_shape
+    theta_1 = torch.einsum("dpc,pt->dtc", module.u_1.weight, module.u_1.basis())
+    return module.u_2.weight @ module.u_2.basis(), b_2, theta_1, module.u_1.out_shape
 
 
 def _smaller_as_dense(module: nn.Module) -> bool:

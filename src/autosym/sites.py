@@ -277,10 +277,9 @@ def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tenso
         return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
     if type(module) is nn.Linear and name == "bias":
         return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), tuple(y.shape[1:]), expand_bias)
-    convolution = isinstance(module, (nn.Conv1d, nn.Conv2d)) and type(module) in (nn.Conv1d, nn.Conv2d)
-    if convolution and name == "weight":
-        return lambda *_: _definition(Conv, *form_of(module))
-    if convolution and name == "bias":
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)) and type(module) in (nn.Conv1d, nn.Conv2d):  # not a subclass
+        if name == "weight":
+            return lambda *_: _definition(Conv, *form_of(module))
         return lambda _, y: _definition(Bias, (y.shape[1],) + (1,) * (y.dim() - 2), tuple(y.shape[1:]), expand_bias)
     return None
 
