@@ -360,22 +360,26 @@ def test_a_closed_form_step_leaves_a_factor_that_is_still_zero_alone():
     assert "0.conv.linear" in moved
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01])
 @pytest.mark.parametrize(("paths", "factor"), [("f-fc", "theta_1"), ("fc", "linear"), ("s-fc", "u_1")])
-def test_a_factor_that_starts_at_zero_steps_in_the_size_it_would_have_had(paths, factor):
+def test_a_factor_that_starts_at_zero_steps_in_the_size_that_matches_the_convolution(paths, factor, scale):
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model[0].weight.data.mul_(scale)
     x = torch.randn(8, 3, 6, 6)
     relaxed = autosym.relax(model, x, paths)
-    layer = relaxed[0][paths]
-    size = layer.get_submodule(factor).start_size
-    fan_in = {"f-fc": 3, "fc": 3 * 36}
-    if paths in fan_in:  # a uniform of variance 1/3 C for the dense map, 1/C for the factor, times the two paths
-        expected = 2 * fan_in[paths] ** -0.5 * (3**-0.5 if paths == "fc" else 1)
-        assert size == pytest.approx(expected, rel=0.1)
-    name = f"0.{paths}.{factor}"
-    start = {n: p.clone() for n, p in relaxed.named_parameters()}
-    autosym.fit(relaxed, (x, labels()), epochs=1, step="none", lr=0.01, warmup=0.0, prior_precision=1e-6)
-    moved = (relaxed.get_parameter(f"{name}.weight") - start[f"{name}.weight"]).detach().abs().median()
-    assert float(moved) == pytest.approx(0.01 * size, rel=0.05)  # Adam's first step is the rate
+    path = relaxed[0][paths]
+    weight, size = path.get_submodule(factor).weight, path.get_submodule(factor).start_size
+    fit = autosym.fit(relaxed, (x, labels()), epochs=1, step="none", lr=0.01, warmup=0.0, prior_precision=1e-6)
+    assert float(weight.detach().abs().median()) == pytest.approx(0.01 * size, rel=0.05)  # Adam's first step is the rate
+    with torch.no_grad():
+        weight.normal_(0, size)
+        for bias in ("b_1", "b_2", "bias"):
+            if hasattr(path, bias):
+                path.get_submodule(bias).weight.zero_()
+        free, symmetric = path(x), 2 * F.conv2d(x, model[0].weight)
+    assert float(free.std() / symmetric.std()) == pytest.approx(1.0, rel=0.25)
+    assert fit.model is relaxed
 
 
 # ---- Conv1d in the evidence

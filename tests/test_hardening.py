@@ -226,13 +226,18 @@ def test_a_fit_is_judged_by_effective_parameters(free):
 
 @pytest.fixture(scope="module")
 def quadrants():
-    """For two tasks, a plain CNN that cannot see position, and the fit of its relaxed form."""
+    """For two tasks, a trained plain CNN that cannot see position, and the fit of its relaxed form."""
     images, digits = data.digits()
-    x, quadrant = data.in_quadrants(images[:720], 2, 0)
+    x, quadrant = data.in_quadrants(images[:1200], 2, 0)
     x = (x - x.mean()) / x.std()
     found = {}
-    for task, y in (("digit", digits[:720]), ("quadrant", quadrant)):
+    for task, y in (("digit", digits[:1200]), ("quadrant", quadrant)):
         net = plain_cnn(10)
+        optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+        for rows in torch.randperm(len(x) * 20).remainder(len(x)).split(64):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimiser.step()
         found[task] = (net, autosym.fit(autosym.relax(net, x[:4]), (x, y), epochs=25), (x, y))
     return found
 

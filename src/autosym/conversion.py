@@ -192,13 +192,13 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
             f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with s-fc",
         )
     scale = 1 + len(free)
-    linear = Conv(*form_of(conv))
+    linear = Conv(*form_of(conv)).to(conv.weight)
     symmetric = _with(
         linear, conv.weight, conv.bias, (conv.out_channels, *(1 for _ in conv.kernel_size)), seen.out_shape, scale
     )
-    made = {path: _free(path, seen.in_shape, seen.out_shape) for path in free}
+    made = {path: _free(path, seen.in_shape, seen.out_shape).to(conv.weight) for path in free}
     for path in made.values():
-        _start_at_zero(path, scale)
+        _start_at_zero(path, linear, seen.x)
     return Relaxed({"conv": symmetric}, made), _approximate(linear)
 
 
@@ -242,13 +242,17 @@ def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> nn.Mo
     return layers.SparseFactored(in_shape, out_shape, in_anchors, out_anchors)
 
 
-def _start_at_zero(path: nn.Module, scale: int) -> None:
-    """Set the output factor to zero, and remember its usual size: what steps are relative to."""
-    last = {Affine: "linear", layers.Factored: "theta_1", layers.SparseFactored: "u_1"}[type(path)]
-    factor = path.get_submodule(last)
-    assert isinstance(factor, Path)
-    factor.start_size = scale * float(factor.weight.detach().square().mean().sqrt())
-    factor.weight.data.zero_()
+@torch.no_grad()
+def _start_at_zero(path: nn.Module, symmetric: Path, x: Tensor | None) -> None:
+    """Set the output factor to zero, and remember the size at which the path's outputs would be as large as the symmetric ones.
+
+    Steps are relative to that size: neither path then runs ahead of the other, however large the pretrained weights are.
+    """
+    factor = path.get_submodule({Affine: "linear", layers.Factored: "theta_1", layers.SparseFactored: "u_1"}[type(path)])
+    assert isinstance(factor, Path) and x is not None
+    symmetric_size, free_size, size = (float(t.square().mean().sqrt()) for t in (symmetric(x), path(x), factor.weight))
+    factor.start_size = size * symmetric_size / free_size if free_size > 0 else 0.0
+    factor.weight.zero_()
 
 
 def _factor_bytes(path: nn.Module) -> int:

@@ -14,12 +14,13 @@ FLATTENING = ("flatten", "reshape", "view")
 
 @dataclass
 class Seen:
-    """The calls of one module: shapes without the batch, in the order of the pass."""
+    """The calls of one module; shapes are without the batch."""
 
     calls: int = 0
     by_sample: bool = True  # one positional tensor whose first axis is the batch
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
+    x: Tensor | None = None  # the input
     maps: tuple[int, ...] = ()  # the shape (C, ...) of which the input is the flat form, where that was seen
     after: nn.Module | None = None  # the layer whose output is the input, as it is
 
@@ -68,7 +69,7 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
         if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.dim() == 0 or len(x) != len(example):
             record.by_sample = False
             return
-        record.in_shape, record.out_shape = tuple(x.shape[1:]), tuple(output.shape[1:])
+        record.x, record.in_shape, record.out_shape = x.detach().clone(), tuple(x.shape[1:]), tuple(output.shape[1:])
         record.after = producers.get(id(x))
         if x.dim() == 2 and x.data_ptr() in flattened.maps:
             maps = flattened.maps[x.data_ptr()][1]
