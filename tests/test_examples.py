@@ -25,3 +25,12 @@ def test_relax_your_cnn(capsys):
     assert isinstance(plain.norm2, nn.Identity)
     for words in ("relaxed  conv + f-fc", "effective / all", "parameters: ", "hardened "):
         assert words in printed
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_from_top_to_bottom(capsys):
+    text = (EXAMPLES.parent / "docs" / "tutorial.md").read_text()
+    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(blocks) >= 7
+    exec(compile("\n".join(blocks), "tutorial.md", "exec"), {"__name__": "tutorial"})
+    assert "('norm2',)" in capsys.readouterr().out

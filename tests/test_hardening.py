@@ -1,6 +1,7 @@
 """harden: the same function in ordinary layers, what is not needed dropped and accounted for, and models that export."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -191,17 +192,12 @@ def test_what_is_dropped_together_stays_within_the_tolerance():
     assert record.cost.change <= tolerance
 
 
-def plain_cnn(outputs=3):
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1, padding_mode="circular"),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, 2, 1, padding_mode="circular"),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(16, outputs),
-    )
+def plain_cnn(outputs=3, channels=(8, 16), seed=0):
+    torch.manual_seed(seed)
+    parts = []
+    for index, (width, out) in enumerate(pairwise((1, *channels))):
+        parts += [nn.Conv2d(width, out, 3, 2 if index else 1, 1, padding_mode="circular"), nn.ReLU()]
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out, outputs))
 
 
 @pytest.mark.parametrize("free", [1e9, 1e-3], ids=["free paths that the prior removed", "free paths in use"])
@@ -224,20 +220,25 @@ def test_a_fit_is_judged_by_effective_parameters(free):
     assert_close(autosym.harden(fit, (x, labels(24)), tolerance=0.0)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def quadrants():
-    """For two tasks, a trained plain CNN that cannot see position, and the fit of its relaxed form."""
-    images, digits = data.digits()
-    x, quadrant = data.in_quadrants(images[:1200], 2, 0)
-    x = (x - x.mean()) / x.std()
-    found = {}
-    for task, y in (("digit", digits[:1200]), ("quadrant", quadrant)):
-        net = plain_cnn(10)
-        optimiser = torch.optim.Adam(net.parameters(), 3e-3)
-        for rows in torch.randperm(len(x) * 20).remainder(len(x)).split(64):
+def trained(net, x, y, epochs=20):
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(64):
             optimiser.zero_grad()
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
             optimiser.step()
+    return net
+
+
+@pytest.fixture(scope="module")
+def quadrants():
+    """For two tasks, a trained plain CNN that can tell digits but not where they are, and the fit of its relaxed form."""
+    images, digits = data.digits()
+    x, quadrant = data.in_quadrants(images[:1400], 2, 0)
+    x = (x - x.mean()) / x.std()
+    found = {}
+    for task, y in (("digit", digits[:1400]), ("quadrant", quadrant)):
+        net = trained(plain_cnn(10, channels=(16, 32, 32)), x, y)
         found[task] = (net, autosym.fit(autosym.relax(net, x[:4]), (x, y), epochs=25), (x, y))
     return found
 

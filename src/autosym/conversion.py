@@ -249,9 +249,11 @@ def _start_at_zero(path: nn.Module, symmetric: Path, x: Tensor | None) -> None:
     Steps are relative to that size: neither path then runs ahead of the other, however large the pretrained weights are.
     """
     factor = path.get_submodule({Affine: "linear", layers.Factored: "theta_1", layers.SparseFactored: "u_1"}[type(path)])
-    assert isinstance(factor, Path) and x is not None
-    symmetric_size, free_size, size = (float(t.square().mean().sqrt()) for t in (symmetric(x), path(x), factor.weight))
-    factor.start_size = size * symmetric_size / free_size if free_size > 0 else 0.0
+    assert isinstance(factor, Path)
+    assert x is not None
+    factor.weight.normal_()
+    wanted, found = (float(t.square().mean().sqrt()) for t in (symmetric(x), path(x)))
+    factor.start_size = wanted / found if found > 0 else 0.0
     factor.weight.zero_()
 
 
