@@ -1,6 +1,7 @@
 """relax: the same function, every layer accounted for, trainable, and refusals that say what to do."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -182,8 +183,10 @@ def test_paths_by_name_and_keep():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": ["features.9"]}, "no module features.9"),
-        ({"paths": {"conv9": "fc"}}, "no module conv9"),
+        ({"keep": ["features.9"]}, "no module, or none to relax, features.9: its layers are features.0, features.3"),
+        ({"paths": {"conv9": "fc"}}, "none to relax, conv9"),
+        ({"paths": {"features": "fc"}}, "none to relax, features:"),
+        ({"paths": {"features.0": "fc"}, "keep": ["features"]}, "features.0 .Conv2d. cannot be relaxed: named in keep"),
         ({"paths": "conv"}, "features.0 .Conv2d. cannot have the paths 'conv'"),
         ({"paths": "fc+fc"}, "cannot have the paths 'fc.fc'"),
         ({"paths": {"classifier.0": "fc"}}, "classifier.0 .Linear. cannot have the paths 'fc'"),
@@ -198,10 +201,12 @@ def test_choices_that_cannot_be(options, message):
 def test_layers_frozen_by_the_user_and_unused_ones_stay_so():
     model, x = built("vgg")
     model.features[0].requires_grad_(False)
+    model.features[3].bias.requires_grad_(False)
     model.spare = nn.Conv2d(1, 1, 3)
     record = autosym.relax(model, x).relaxation
     notes = {n.layer: n.note for n in record.layers if n.outcome == "frozen"}
     assert notes["features.0"] == "frozen in the model given"
+    assert ("features.3", "partly frozen in the model given") in [(n.layer, n.note) for n in record.layers]
     assert "took no part" in notes["spare"]
 
 
@@ -277,6 +282,7 @@ def test_outputs_examples_and_models_that_do_not_suit():
     refused("must return .B, outputs.", nn.Conv2d(1, 2, 3), torch.randn(2, 1, 6, 6))
     refused("must return .B, outputs.", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), torch.randn(1, 6, 6))
     refused("one tensor of floating point", LeNet(), torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
+    refused("not finite", LeNet(), torch.full((2, 1, 16, 16), math.nan))
     refused("no parameters", nn.Flatten(), torch.randn(2, 3))
     refused("no layer is left to fit", nn.Sequential(nn.LayerNorm(4)), torch.randn(2, 4))
     model, x = built("lenet")

@@ -86,17 +86,25 @@ def relax(
         raise ValueError(
             f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does"
         )
+    if not torch.isfinite(seen.outputs).all():
+        raise ValueError(
+            "the outputs of the model on the example are not finite (NaN or Inf): mend the example, or the weights"
+        )
     modules = dict(relaxed.named_modules())
-    held = {name for name in modules if any(name == k or name.startswith(f"{k}.") for k in keep)}
-    folded = {n for n, m in modules.items() if fold and n not in held and isinstance(m, _BatchNorm) and _fold(relaxed, m, seen)}
+    held = {m for name, m in modules.items() if any(name == k or name.startswith(f"{k}.") for k in keep)}
+    norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
+    folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
     notes = []
     for name, module in modules.items():
         if name in folded:
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
         elif type(module) in RELAXABLE:
-            notes.append(_convert(relaxed, name, module, seen.of(module), paths, name in held))
-        elif list(module.parameters(recurse=False)) or isinstance(module, _BatchNorm):
+            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
+        elif list(module.parameters(recurse=False)) or name in norms:
             notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+    for note in notes:
+        if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
+            raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
     relaxed.relaxation = Relaxation(tuple(notes))  # type: ignore[assignment]
     _check(relaxed, example, seen.outputs)
     return relaxed
@@ -109,9 +117,11 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())
-    unknown = [name for name in (*keep, *(paths if isinstance(paths, Mapping) else ())) if name not in names]
+    named = tuple(paths) if isinstance(paths, Mapping) else ()
+    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in RELAXABLE]
     if unknown:
-        raise ValueError(f"the model has no module {', '.join(unknown)}: its layers are {', '.join(filter(None, names))}")
+        layers = ", ".join(name for name, module in names.items() if type(module) in RELAXABLE)
+        raise ValueError(f"the model has no module, or none to relax, {', '.join(unknown)}: its layers are {layers}")
     for name, module in names.items():
         kind = f"{name} ({type(module).__name__})"
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
@@ -142,9 +152,9 @@ def _convert(
 ) -> LayerNote:
     """Relax one convolution or dense layer of the model, in place, or say why it stays."""
     kind = type(module).__name__
-    named = isinstance(paths, Mapping)
     wanted = paths.get(name) if isinstance(paths, Mapping) else paths if not isinstance(module, nn.Linear) else "pool"
-    if not any(parameter.requires_grad for parameter in module.parameters()):
+    trained = {parameter.requires_grad for parameter in module.parameters()}
+    if trained == {False}:
         return _frozen(name, module, "frozen in the model given")
     if seen.calls == 0:
         return _frozen(name, module, "took no part in the forward pass as a layer, so the data say nothing about it")
@@ -156,16 +166,12 @@ def _convert(
     if seen.calls > 1 or not seen.by_sample or module._forward_hooks or module._forward_pre_hooks:
         why = "used more than once" if seen.calls > 1 else "does not see one tensor of the batch's samples, or has hooks"
         return _frozen(name, module, f"{why}, so the evidence cannot cover it")
-    if held or wanted is None:
-        return LayerNote(name, kind, "kept", (), "named in keep" if held else "not named in paths")
-    made, why = (
-        _relaxed_dense(name, module, seen, wanted)
-        if isinstance(module, nn.Linear)
-        else _relaxed_conv(name, module, seen, wanted)
-    )
+    if held or wanted is None or len(trained) > 1:
+        why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the model given"
+        return LayerNote(name, kind, "kept", (), why)
+    relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
+    made, why = relaxed(name, module, seen, wanted)
     if made is None:
-        if named:
-            raise ValueError(f"{name} ({kind}) cannot be relaxed: {why}; leave it out of paths")
         return LayerNote(name, kind, "kept", (), why)
     made.train(module.training)
     _replace(model, module, made.to(module.get_parameter("weight")))

@@ -176,7 +176,7 @@ def _under(gammas: dict[str, float], stems: Sequence[str]) -> float:
 
 
 def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
-    for part in sorted(parts, key=lambda part: part.share):
+    for part in sorted((p for p in parts if not math.isnan(p.share)), key=lambda part: part.share):
         if part.share <= tolerance and _may_go(part, parts):
             part.drop()
 

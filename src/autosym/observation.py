@@ -20,7 +20,7 @@ class Seen:
     by_sample: bool = True  # one positional tensor whose first axis is the batch
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
-    x: Tensor | None = None  # the input
+    x: Tensor | None = None  # the input of a convolution
     maps: tuple[int, ...] = ()  # the shape (C, ...) of which the input is the flat form, where that was seen
     after: nn.Module | None = None  # the layer whose output is the input, as it is
 
@@ -69,7 +69,7 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
         if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.dim() == 0 or len(x) != len(example):
             record.by_sample = False
             return
-        record.x, record.in_shape, record.out_shape = x.detach().clone(), tuple(x.shape[1:]), tuple(output.shape[1:])
+        record.in_shape, record.out_shape = tuple(x.shape[1:]), tuple(output.shape[1:])
         record.after = producers.get(id(x))
         if x.dim() == 2 and x.data_ptr() in flattened.maps:
             maps = flattened.maps[x.data_ptr()][1]
@@ -77,6 +77,7 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             record.maps = maps if len(maps) == len(convolution) and maps[0] == convolution[0] else ()
         if isinstance(module, (nn.Conv1d, nn.Conv2d)):
             convolution = record.out_shape
+            record.x = x.clone()  # what follows may change it in place
         kept.extend((x, output))
         if not list(module.children()):
             producers[id(output)] = module
