@@ -5,7 +5,7 @@ import torch
 
 from autosym import layers
 from autosym.groups import GROUPS
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv
+from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv, Pool
 from autosym.sparse import SparseConv, SparseIn, SparseOut
 
 
@@ -32,6 +32,8 @@ def sparse_paths():
         yield f"sparse conv {kind}", lambda learn=learn: SparseConv(2, 3, 3, 4, *learn), (2, 5, 4)
         yield f"sparse conv 5 {kind}", lambda learn=learn: SparseConv(2, 2, 5, 9, *learn), (2, 5, 6)
         yield f"sparse in {kind}", lambda learn=learn: SparseIn((2, 4, 3), 5, 6, *learn), (2, 4, 3)
+        yield f"sparse in on sequences {kind}", lambda learn=learn: SparseIn((2, 7), 5, 4, *learn), (2, 7)
+        yield f"sparse out to sequences {kind}", lambda learn=learn: SparseOut(3, (5, 7), 4, *learn), (5, 3)
         yield f"sparse out {kind}", lambda learn=learn: SparseOut(3, (5, 2, 4), 3, *learn), (5, 3)
 
 
@@ -60,8 +62,14 @@ PATHS = [
         ("conv no padding", lambda: Conv(2, 3, 3, padding=(0, 0, 0, 0)), (2, 4, 5)),
         ("conv reflect", lambda: Conv(2, 2, 3, padding_mode="reflect"), (2, 4, 5)),
         ("conv replicate", lambda: Conv(2, 2, 3, padding_mode="replicate"), (2, 4, 5)),
+        ("conv sequences", lambda: Conv(2, 3, (1, 3), sequences=True), (2, 6)),
+        ("conv sequences own form", lambda: Conv(4, 6, (1, 3), (1, 2), (2, 1, 0, 0), (1, 2), 2, "zeros", True), (4, 9)),
+        ("conv sequences reflect", lambda: Conv(2, 3, (1, 3), padding_mode="reflect", sequences=True), (2, 6)),
+        ("pool", lambda: Pool(3, 4, 5), (12,)),
         ("factored in", lambda: FactoredIn((2, 4, 3), 5), (2, 4, 3)),
         ("factored out", lambda: FactoredOut(3, (5, 2, 4)), (5, 3)),
+        ("factored in on sequences", lambda: FactoredIn((2, 7), 5), (2, 7)),
+        ("factored out to sequences", lambda: FactoredOut(3, (5, 7)), (5, 3)),
         ("bias of units", lambda: Bias((3,)), (4,)),
         ("bias of outputs", lambda: Bias((3, 2, 2)), (2, 4, 4)),
         ("bias of channels", lambda: Bias((3, 1, 1), (3, 2, 4)), (2, 2, 4)),

@@ -1,8 +1,10 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
 from autosym.comparison import Comparison, compare
+from autosym.conversion import Relaxation, relax
 from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
+from autosym.hardening import Hardening, harden
 from autosym.likelihoods import Categorical, Gaussian
 from autosym.predictive import Predictive, calibration_error
 from autosym.priors import Prior
@@ -16,8 +18,10 @@ __all__ = [
     "Evidence",
     "Fit",
     "Gaussian",
+    "Hardening",
     "Predictive",
     "Prior",
+    "Relaxation",
     "Schedule",
     "Symmetry",
     "__version__",
@@ -26,5 +30,7 @@ __all__ = [
     "compare",
     "equivariance_error",
     "fit",
+    "harden",
     "log_evidence",
+    "relax",
 ]

@@ -25,14 +25,15 @@ class Path(nn.Module):
     """One linear map, ``weight`` of shape (K, out, in), under one prior."""
 
     weight: nn.Parameter
+    start_size = 0.0  # of weights that were set to zero at the start: the root mean square they would have had
 
     def __init__(self, blocks: int, rows: int, columns: int, bound: float):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(blocks, rows, columns).uniform_(-bound, bound))
 
     def size(self) -> float:
-        """The size of the weights, in units of which relative steps are: their root mean square."""
-        return float(self.weight.detach().square().mean().sqrt())
+        """The size of the weights, in units of which relative steps are: their root mean square, or ``start_size``."""
+        return float(self.weight.detach().square().mean().sqrt()) or self.start_size
 
     def columns(self, x: Tensor) -> Tensor:
         """The inputs of the matrix, (B, S, K, in)."""
@@ -75,11 +76,28 @@ class Dense(Path):
         return self.place(F.linear(x.flatten(x.dim() - len(self.in_shape)), self.weight[0]), x)
 
 
+class Pool(Path):
+    """Dense on the mean over positions, y = W mean_p x[c, p], of flattened maps (B, C P): invariant to translations; K = S = 1."""
+
+    def __init__(self, channels: int, positions: int, outputs: int):
+        super().__init__(1, outputs, channels, bound=channels**-0.5)
+        self.positions = positions
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, self.positions)).mean(-1)[:, None, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, 0, 0]
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g[:, None, None]
+
+
 class Conv(Path):
     """Convolution (Eq. 3): patches are the columns, output positions are shared; K = groups.
 
     ``padding_mode`` is one of torch's ("circular", "zeros", "reflect", "replicate"). With ``stride=1`` and circular
-    padding it is exactly equivariant to translations.
+    padding it is exactly equivariant to translations. With ``sequences`` it takes (B, C, L), read as maps of height 1.
     """
 
     def __init__(
@@ -92,6 +110,7 @@ class Conv(Path):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         padding_mode: str = "circular",
+        sequences: bool = False,
     ):
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups={groups} must divide {in_channels} input and {out_channels} output channels")
@@ -101,7 +120,7 @@ class Conv(Path):
         fan_in = in_channels // groups * math.prod(kernel)
         super().__init__(groups, out_channels // groups, fan_in, bound=math.sqrt(6 / fan_in))
         self.kernel_size, self.stride, self.dilation = kernel, _pair(stride), _pair(dilation)
-        self.in_channels, self.groups, self.padding_mode = in_channels, groups, padding_mode
+        self.in_channels, self.groups, self.padding_mode, self.sequences = in_channels, groups, padding_mode, sequences
         if padding is None:  # the padding that keeps the size, as F.pad orders it: left, right, top, bottom
             if any(k % 2 == 0 for k in self.kernel_size):
                 raise ValueError(f"kernel_size {self.kernel_size} is even: give padding=(left, right, top, bottom)")
@@ -131,11 +150,12 @@ class Conv(Path):
         return height, width
 
     def columns(self, x: Tensor) -> Tensor:
-        seen = patches(self.pad(x), self.kernel_size, self.stride, self.dilation)
+        seen = patches(self.pad(self._maps(x)), self.kernel_size, self.stride, self.dilation)
         return seen.permute(0, 2, 3, 1, 4, 5).reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
         """Where the filter keeps the size of a larger map, from correlations of the map with its shifts instead of patches."""
+        x = self._maps(x)
         wide = x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
         if wide and self.keeps_size and all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True)):
             return shifted_correlations(x, self.kernel_size, self.padding_mode)
@@ -144,7 +164,8 @@ class Conv(Path):
         return t @ t.mT
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
-        return h.flatten(2).mT.reshape(h.shape[0], -1, *self.out_size(x.shape[-2:]))
+        y = h.flatten(2).mT.reshape(h.shape[0], -1, *self.out_size(self._maps(x).shape[-2:]))
+        return y.squeeze(2) if self.sequences else y
 
     def rows(self, g: Tensor) -> Tensor:
         return g.flatten(2).mT.reshape(g.shape[0], -1, self.groups, self.weight.shape[1])
@@ -154,9 +175,24 @@ class Conv(Path):
         return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self._maps(x)
         if self.keeps_size and self.padding_mode == "circular":
-            return circular_conv(x, self.filters())
-        return F.conv2d(self.pad(x), self.filters(), None, self.stride, 0, self.dilation, self.groups)
+            y = circular_conv(x, self.filters())
+        else:
+            y = F.conv2d(self.pad(x), self.filters(), None, self.stride, 0, self.dilation, self.groups)
+        return y.squeeze(2) if self.sequences else y
+
+    def _maps(self, x: Tensor) -> Tensor:
+        return x[:, :, None] if self.sequences else x
+
+
+def form_of(conv: nn.Conv1d | nn.Conv2d) -> tuple:
+    """The arguments of the ``Conv`` that is one of torch's convolutions, but for its bias."""
+    padding = tuple(conv._reversed_padding_repeated_twice)  # torch's own reading of "same", "valid" and numbers
+    line = isinstance(conv, nn.Conv1d)
+    kernel, stride, dilation = ((1, *t) if line else t for t in (conv.kernel_size, conv.stride, conv.dilation))
+    padding = (*padding, 0, 0) if line else padding
+    return conv.in_channels, conv.out_channels, kernel, stride, padding, dilation, conv.groups, conv.padding_mode, line
 
 
 class FactoredIn(Path):

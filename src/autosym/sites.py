@@ -1,6 +1,6 @@
 """Sites: which path owns which parameter of a model, and the hooks that show each path its inputs and cotangents.
 
-autosym's paths own their weight; torch's Linear and Conv2d are read as paths without being changed.
+autosym's paths own their weight; torch's Linear, Conv1d and Conv2d are read as paths without being changed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autosym.batching import all_finite
-from autosym.paths import Bias, Conv, Dense, Path
+from autosym.paths import Bias, Conv, Dense, Path, form_of
 from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangents
 
 
@@ -41,7 +41,7 @@ class Site:
 def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     """Every trainable parameter with the path that owns it; frozen ones are point estimates, outside the evidence.
 
-    Paths own their weight; ``nn.Linear`` and ``nn.Conv2d`` are read as Dense or Conv and Bias. Anything else is refused.
+    Paths own their weight; torch's Linear, Conv1d and Conv2d are read as Dense or Conv and Bias. Anything else is refused.
     """
     found: dict[int, Site] = {}
     owners: dict[int, str] = {}
@@ -66,7 +66,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             if path is None:
                 raise ValueError(
                     f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
-                    "nn.Linear and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
+                    "nn.Linear, nn.Conv1d and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
                 )
             own_weight = isinstance(module, Path) and name == "weight"
             found[id(parameter)] = Site(module_name if own_weight else full, module, parameter, path)
@@ -287,17 +287,11 @@ def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tenso
         return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
     if type(module) is nn.Linear and name == "bias":
         return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), tuple(y.shape[1:]), expand_bias)
-    if type(module) is nn.Conv2d and name == "weight":
-        return lambda *_: _adopted_conv(module)
-    if type(module) is nn.Conv2d and name == "bias":
-        return lambda _, y: _definition(Bias, (y.shape[1], 1, 1), tuple(y.shape[1:]), expand_bias)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)) and type(module) in (nn.Conv1d, nn.Conv2d):  # not a subclass
+        if name == "weight":
+            return lambda *_: _definition(Conv, *form_of(module))
+        return lambda _, y: _definition(Bias, (y.shape[1],) + (1,) * (y.dim() - 2), tuple(y.shape[1:]), expand_bias)
     return None
-
-
-def _adopted_conv(conv: nn.Conv2d) -> Path:
-    padding = tuple(conv._reversed_padding_repeated_twice)  # torch's own reading of "same", "valid" and numbers
-    shape = (conv.in_channels, conv.out_channels, conv.kernel_size)
-    return _definition(Conv, *shape, conv.stride, padding, conv.dilation, conv.groups, conv.padding_mode)
 
 
 @cache

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from autosym.convolutions import circular_conv, patches, wrap
 from autosym.paths import Path
 
-
 SMOOTH = 0.1  # initial anchor values leave out what the basis shrinks below this part: it would take huge ones to say little
 
 
@@ -95,7 +94,7 @@ class Sparse(Path):
         phi = self.basis()
         u = self.weight if self.across else self.weight.mT
         w = u.unflatten(-1, (-1, len(phi))) @ phi
-        return float((w.square().mean() / phi.square().sum(0).mean()).sqrt())
+        return float((w.square().mean() / phi.square().sum(0).mean()).sqrt()) or self.start_size
 
 
 class SparseConv(Sparse):
@@ -133,9 +132,14 @@ class SparseConv(Sparse):
     def forward(self, x: Tensor) -> Tensor:
         return self.through(x, self.basis())
 
-    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+    def filters(self, basis: Tensor | None = None) -> Tensor:
+        """The weight as torch's convolutions take it, (C', C, k, k), on the path's own basis or another."""
+        basis = self.basis() if basis is None else basis
         filters = self.weight.view(-1, self.in_channels, len(basis)) @ basis
-        return circular_conv(x, filters.unflatten(-1, (self.kernel_size, self.kernel_size)))
+        return filters.unflatten(-1, (self.kernel_size, self.kernel_size))
+
+    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+        return circular_conv(x, self.filters(basis))
 
 
 class SparseIn(Sparse):
@@ -144,7 +148,7 @@ class SparseIn(Sparse):
     def __init__(
         self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
-        channels, height, width = in_shape
+        channels, height, width = (in_shape[0], *(1, *in_shape[1:])[-2:])  # a sequence is a map of height 1
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, out_channels, anchors, bound=0.0)
         self.basis = basis
@@ -176,7 +180,7 @@ class SparseOut(Sparse):
     def __init__(
         self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
-        channels, height, width = out_shape
+        channels, height, width = (out_shape[0], *(1, *out_shape[1:])[-2:])
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, anchors, in_channels, bound=0.0)
         self.out_shape, self.basis = tuple(out_shape), basis

@@ -138,7 +138,7 @@ def log_evidence(
     """The log marginal likelihood of ``model`` on all of ``data``, in nats, by Laplace at its present weights.
 
     ``data`` is a pair of tensors (inputs, targets), a dataset or a loader. ``prior_precision`` is one precision, or one by name
-    of path. The model is any of torch's made of Linear and Conv2d, or one of autosym's. It should be trained with the same
+    of path. The model is any of torch's made of Linear, Conv1d and Conv2d, or one of autosym's. It should be trained with the same
     prior: the approximation holds at a mode of the posterior. Noise is taken as given (``Gaussian(sigma_noise)``, 1 by
     default), not learned: ``fit`` learns it. ``options`` are those of ``autosym.curvature.kfac``.
     """

@@ -1,0 +1,97 @@
+"""What one forward pass shows of a user's model: every layer's inputs and outputs, and which flat inputs were maps."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+FLATTENING = ("flatten", "reshape", "view")
+
+
+@dataclass
+class Seen:
+    """The calls of one module; shapes are without the batch."""
+
+    calls: int = 0
+    by_sample: bool = True  # one positional tensor whose first axis is the batch
+    in_shape: tuple[int, ...] = ()
+    out_shape: tuple[int, ...] = ()
+    x: Tensor | None = None  # the input of a convolution
+    maps: tuple[int, ...] = ()  # the shape (C, ...) of which the input is the flat form, where that was seen
+    after: nn.Module | None = None  # the layer whose output is the input, as it is
+
+
+class _Flattened(TorchFunctionMode):
+    """Remembers tensors (B, C ...) that were made flat, in a module or in a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in FLATTENING and isinstance(result, Tensor) and result.dim() == 2:
+            x = args[0] if args and isinstance(args[0], Tensor) else result
+            if x.dim() > 2 and len(x) == len(result):
+                self.maps[result.data_ptr()] = (result, tuple(x.shape[1:]))  # kept, so that its place is not used again
+        return result
+
+
+@dataclass
+class Observation:
+    """By module, what was seen of it; ``outputs`` are those of the model."""
+
+    outputs: Any = None
+    modules: dict[nn.Module, Seen] = field(default_factory=dict)
+
+    def of(self, module: nn.Module) -> Seen:
+        return self.modules.get(module, Seen())
+
+
+@torch.no_grad()
+def observe(model: nn.Module, example: Tensor) -> Observation:
+    """Run ``model`` on ``example`` once, without a graph."""
+    seen = Observation()
+    kept: list[Tensor] = []  # while tensors live, their places in memory tell them apart
+    producers: dict[int, nn.Module] = {}
+    flattened = _Flattened()
+    convolution: tuple[int, ...] = ()
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        nonlocal convolution
+        record = seen.modules.setdefault(module, Seen())
+        record.calls += 1
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.dim() == 0 or len(x) != len(example):
+            record.by_sample = False
+            return
+        record.in_shape, record.out_shape = tuple(x.shape[1:]), tuple(output.shape[1:])
+        record.after = producers.get(id(x))
+        if x.dim() == 2 and x.data_ptr() in flattened.maps:
+            maps = flattened.maps[x.data_ptr()][1]
+            # Only if they are the channels of a convolution: tokens (T, D) have none.
+            record.maps = maps if len(maps) == len(convolution) and maps[0] == convolution[0] else ()
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            convolution = record.out_shape
+            record.x = x.clone()  # what follows may change it in place
+        kept.extend((x, output))
+        if not list(module.children()):
+            producers[id(output)] = module
+
+    with _hooks(model, hook), flattened:
+        seen.outputs = model(example)
+    return seen
+
+
+@contextmanager
+def _hooks(model: nn.Module, hook: Any) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
