@@ -12,7 +12,7 @@ from autosym.evidence import laplace
 from autosym.likelihoods import LIKELIHOODS
 from autosym.paths import Conv, FactoredIn, FactoredOut
 from autosym.sites import sites
-from autosym.sparse import Basis, SparseConv, SparseIn, SparseOut, Tangents, grid, spread
+from autosym.sparse import SMOOTH, Basis, SparseConv, SparseIn, SparseOut, Tangents, grid, spread
 from models import curvature, draw, randomised
 
 # name, constructor by anchors, learn_omega and learn_z, all positions, shape of one input
@@ -324,12 +324,33 @@ def test_fit_of_anchors_is_the_least_squares_optimum():
 
 
 @pytest.mark.parametrize(("name", "make", "positions", "shape"), SPARSE)
-def test_initial_weights_with_anchors_everywhere_are_those_of_the_dense_path(name, make, positions, shape):
-    """Of the same size, that is: uniform within the dense path's bound."""
-    bound = {"conv": math.sqrt(6 / 18), "in": math.sqrt(3 / 12), "out": math.sqrt(3 / 3)}[name]
-    weights = torch.cat([dense_weights(make(positions)).flatten() for _ in range(20)])
-    assert weights.abs().max() <= bound * 1.001
-    assert float(weights.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
+def test_initial_weights_are_the_smooth_part_of_the_dense_paths(name, make, positions, shape):
+    """Projected on the directions that the basis does not shrink away, of which each has the variance of the dense weights."""
+    deviation = {"conv": math.sqrt(2 / 18), "in": math.sqrt(1 / 12), "out": math.sqrt(1 / 3)}[name]
+    paths = [make(positions) for _ in range(20)]
+    singular = torch.linalg.svdvals(paths[0].basis().double())
+    kept = int((singular > SMOOTH * singular[0]).sum())
+    assert kept < positions, "a basis that shrinks nothing tests nothing"
+    weights = torch.cat([dense_weights(path).flatten() for path in paths])
+    assert float(weights.std()) == pytest.approx(deviation * math.sqrt(kept / positions), rel=0.1)
+    anchors = torch.cat([path.weight.flatten() for path in paths])
+    assert float(anchors.detach().square().mean().sqrt()) <= 1.1 * deviation / (SMOOTH * float(singular[0]))
+
+
+@pytest.mark.parametrize(("name", "make", "positions", "shape"), SPARSE)
+def test_steps_of_its_size_move_the_weights_of_a_sparse_path_by_their_own(name, make, positions, shape):
+    torch.manual_seed(0)
+    path = make(positions - 2)
+    before, size = dense_weights(path).clone(), path.size()
+    changes = []
+    for _ in range(200):
+        with torch.no_grad():
+            step = size * (2 * torch.randint(2, path.weight.shape) - 1)
+            path.weight.add_(step)
+            changes.append((dense_weights(path) - before).square().mean())
+            path.weight.sub_(step)
+    assert float(torch.stack(changes).mean().sqrt()) == pytest.approx(float(before.square().mean().sqrt()), rel=0.1)
+    assert size < 0.7 * float(path.weight.detach().square().mean().sqrt()), "anchor values are larger than what they make"
 
 
 @pytest.mark.parametrize("anchors", [0, -1, 10])
