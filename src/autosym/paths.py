@@ -25,9 +25,8 @@ class Path(nn.Module):
     """One linear map, ``weight`` of shape (K, out, in), under one prior."""
 
     weight: nn.Parameter
-    start_size = (
-        0.0  # of weights that were set to zero at the start: the root mean square they would have had, for relative rates
-    )
+    # Of weights that were set to zero at the start: the root mean square to take steps relative to (``proximal.Weights``).
+    start_size = 0.0
 
     def __init__(self, blocks: int, rows: int, columns: int, bound: float):
         super().__init__()
