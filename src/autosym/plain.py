@@ -102,6 +102,10 @@ def plain(name: str, layer: nn.Module, dropped: Collection[tuple[str, str]] = ()
         linear, bias = split(module)
         if not isinstance(linear, (*CONVOLUTIONS, Dense, Pool, Factored, SparseFactored)):
             raise ValueError(f"harden has no plain form for {path} of {name} ({type(linear).__name__}): replace it before")
+        if relaxed.stride > 1 and isinstance(linear, CONVOLUTIONS) != (path in relaxed.symmetric):
+            raise ValueError(
+                f"{path} of {name}: where a layer downsamples, convolutions must be its symmetric paths, and all of them"
+            )
         if (path, "weights") not in dropped:
             linears.append(linear)
         if (path, "bias") not in dropped:
@@ -157,7 +161,8 @@ def _dense(linears: Sequence[nn.Module], in_shape: tuple[int, ...] | None, bias:
     out_shape = first.out_shape if isinstance(first, Dense) else _factors(first)[3]
     weight = torch.stack([_matrix(m, in_shape) for m in linears]).sum(0)
     constants = [_constant(m) for m in linears if isinstance(m, (Factored, SparseFactored))]
-    bias = _sum([None if bias is None else bias.expand(out_shape).flatten(), *constants])
+    full = None if bias is None else bias if bias.numel() == len(weight) else bias.expand(out_shape)
+    bias = _sum([None if full is None else full.flatten(), *constants])
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None)
     _set(linear, weight, bias, scale)
     flat = len(out_shape) == 1 and in_shape is not None and len(in_shape) == 1
