@@ -94,6 +94,8 @@ def test_folded_normalisation(name):
     relaxed = autosym.relax(model, x, fold=True)
     assert_close(relaxed(x), model(x), rtol=0, atol=1e-12)
     assert relaxed.relaxation.names("folded") == FROZEN[name]
+    assert relaxed.relaxation.names("relaxed") == RELAXED[name]
+    assert all(p.requires_grad for p in relaxed.parameters())
     assert not [m for m in relaxed.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
 
 
@@ -232,6 +234,52 @@ def test_a_layer_that_folds_samples_into_its_batch_is_frozen():
     record = autosym.relax(Frames(), torch.randn(2, 3, 1, 6, 6)).relaxation
     assert record.names("frozen") == ("conv",)
     assert record.names("kept") == ("out",)
+
+
+class Attending(nn.Module):
+    """Patches, a position embedding, a layer of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.position = nn.Conv2d(1, 8, 2, 2), nn.Parameter(torch.randn(9, 8))
+        self.encoder, self.out = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.encoder(self.conv(x).flatten(2).mT + self.position).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.rnn, self.out = nn.Conv2d(1, 8, (3, 6)), nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(self.conv(x)[..., 0].mT)[0][:, -1])
+
+
+class Own(nn.Conv2d):
+    """A subclass, which may compute anything."""
+
+
+@pytest.mark.parametrize(
+    ("make", "frozen"),
+    [
+        (Attending, ("", "encoder.self_attn", "encoder.self_attn.out_proj", "encoder.norm1", "encoder.norm2")),
+        (Recurrent, ("rnn",)),
+        (lambda: nn.Sequential(Own(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3)), ("0",)),
+    ],
+    ids=["attention", "recurrent", "subclass"],
+)
+def test_layers_that_the_evidence_does_not_cover_are_frozen_and_the_rest_is_fitted(make, frozen):
+    x = torch.randn(8, 1, 6, 6)
+    model = make().eval()
+    relaxed = autosym.relax(model, x)
+    assert relaxed.relaxation.names("frozen") == frozen
+    assert relaxed.relaxation.names("relaxed")
+    assert_close(relaxed(x), model(x))
+    before = {n: p.clone() for n, p in relaxed.named_parameters() if not p.requires_grad}
+    assert autosym.fit(relaxed, (x, labels()), epochs=1).evidence.log_evidence.isfinite()
+    assert all(torch.equal(relaxed.get_parameter(name), value) for name, value in before.items())
 
 
 # ---- refusals

@@ -295,6 +295,7 @@ def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
     fuse = fuse_linear_bn_weights if isinstance(before, nn.Linear) else fuse_conv_bn_weights
     statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
     before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
+    before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also where there was none
     _replace(model, norm, nn.Identity())
     return True
 
