@@ -19,6 +19,7 @@ EVIDENCE_ROOMS = {
     "likelihoods",
     "priors",
     "batching",
+    "processes",
     "curvature",
     "evidence",
 }
@@ -42,13 +43,14 @@ ALLOWED = {
     "averaging": LAYER_ROOMS,
     "noether": LAYER_ROOMS,
     "sites": {"batching", "groups", "paths", "sparse"},
-    "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching"},
+    "processes": set(),
+    "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching", "processes"},
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,
     "predictive": EVIDENCE_ROOMS,
     "capture": set(),
-    "proximal": {"likelihoods", "priors"},
-    "checkpoint": {"batching", "likelihoods", "priors", "proximal"},
+    "proximal": {"likelihoods", "priors", "processes"},
+    "checkpoint": {"batching", "likelihoods", "priors", "proximal", "processes"},
     "logs": set(),
     "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs"},
     "__init__": FITTED_ROOMS
@@ -78,7 +80,7 @@ ALLOWED = {
     "cli": FITTED_ROOMS | {"training", "findings", "report", "nets", "data", "experiments", "applications", "__init__"},
     "experiments": FITTED_ROOMS
     | {"training", "provenance", "findings", "report", "nets", "conversion", "averaging", "noether", "data", "__init__"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "processes"},
 }
 INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report
 OUTER = {"cli", "__main__", "experiments", "report", "data"}  # may import their own tools at module level

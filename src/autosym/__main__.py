@@ -14,7 +14,10 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:  # while torch is imported
         return 130
-    return cli.main()
+    from autosym import processes
+
+    with processes.joined():
+        return cli.main()
 
 
 if __name__ == "__main__":

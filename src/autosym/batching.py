@@ -5,7 +5,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
 
 Data = tuple[Tensor, Tensor] | Dataset | Iterable[Any]
 
@@ -48,6 +48,28 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
             raise ValueError(f"a batch holds {len(inputs)} inputs but {len(targets)} targets")
         if len(inputs):
             yield inputs, targets
+
+
+def numbered(data: Data, batch_size: int, part: int = 0, parts: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(inputs, targets, their places among all samples), in order, of every ``parts``-th sample from ``part`` on.
+
+    A loader that shows every process another part, padded by repeating samples, is read as its dataset: each sample counts once.
+    """
+    if parts > 1 and is_sharded(data):
+        data = data.dataset  # type: ignore[union-attr]
+    seen = 0
+    for x, y in batches(data, parts * batch_size):
+        own = slice((part - seen) % parts, None, parts)
+        places = torch.arange(seen, seen + len(x))[own]
+        seen += len(x)
+        if len(places):
+            yield x[own], y[own], places
+
+
+def is_sharded(data: Data) -> bool:
+    """Whether a loader shows each process a part of its own (a DistributedSampler, or what accelerate makes of a loader)."""
+    shards = type(getattr(data, "batch_sampler", None)).__name__ == "BatchSamplerShard"
+    return shards or isinstance(getattr(data, "sampler", None), DistributedSampler)
 
 
 def all_finite(t: Tensor) -> bool:
@@ -113,7 +135,8 @@ class Stream:
     """Training batches on the device and in the precision of a model, epoch after epoch: shuffled, checked, augmented.
 
     Tensors are moved there once, if they fit, and checked once; other data batch by batch. ``check`` is of targets; ``augment`` gets
-    inputs on the device and the generator ``noise`` there.
+    inputs on the device and the generator ``noise`` there. With ``parts`` processes each takes every ``parts``-th sample of a batch,
+    from ``part`` on, unless the loader is one that shows it its own. ``shown`` counts the samples of all, before the present batch.
     """
 
     def __init__(
@@ -124,8 +147,11 @@ class Stream:
         check: Callable[[Tensor], None],
         seed: int,
         augment: Augment | None = None,
+        part: int = 0,
+        parts: int = 1,
     ):
         self.data, self.batch_size, self.model, self.check, self.augment = data, batch_size, model, check, augment
+        self.own, self.parts, self.shown = slice(part, None, parts), parts, 0
         self.shuffle = Generator().manual_seed(seed)
         self.noise = Generator(next(model.parameters()).device).manual_seed(seed + 1)  # not the draws of the shuffle
         self.resident: tuple[Tensor, Tensor] | None = None
@@ -139,13 +165,22 @@ class Stream:
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch."""
-        if self.resident is None:
-            for x, y in batches(self.data, self.batch_size, self.shuffle):
-                self.check(y)
-                x, y = to_model(x, y, self.model, f"a batch of epoch {number}")
-                yield x if self.augment is None else self.augment(x.clone(), self.noise), y
-            return
-        x, y = self.resident
+        self.shown = 0
+        sharded = self.parts > 1 and is_sharded(self.data)
+        if sharded and isinstance(sampler := getattr(self.data, "sampler", None), DistributedSampler):
+            sampler.set_epoch(number)
+        own, times = (slice(None), self.parts) if sharded else (self.own, 1)
+        for x, y in self._read(number) if self.resident is None else self._gather(*self.resident):
+            yield x[own], y[own]
+            self.shown += times * len(x)
+
+    def _read(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in batches(self.data, self.batch_size, self.shuffle):
+            self.check(y)
+            x, y = to_model(x, y, self.model, f"a batch of epoch {number}")
+            yield x if self.augment is None else self.augment(x.clone(), self.noise), y
+
+    def _gather(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(x), generator=self.shuffle).to(x.device)
         for rows in order.split(32 * self.batch_size):  # gathered and augmented many batches at a time
             inputs, targets = x[rows], y[rows]

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from autosym import processes
 from autosym.batching import Stream
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
@@ -98,7 +99,9 @@ class State:
     config: dict[str, Any]
 
     def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        """The state after ``len(lines)`` epochs."""
+        """The state after ``len(lines)`` epochs; of several processes the first writes."""
+        if not processes.first():
+            return
         generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
         scales = {f"scales/{name}": tensor for name, tensor in self.prior.scales.items()}
         state = {"config": self.config, "lines": lines, "mixture_bound": self.prior.mixture_bound}

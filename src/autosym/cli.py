@@ -19,7 +19,7 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym import applications, findings
+from autosym import applications, findings, processes
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nautosym: interrupted{_how_to_go_on(arguments)}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, processes.Lost) as error:
         print(f"autosym: {error}", file=sys.stderr)
         return 1
     return 0
@@ -257,6 +257,8 @@ def _run(
     more = {"results": results, "data_dir": data_dir} if module is images else {}
     result = module.execute(config, progress=not json, out=out, resume=resume, **more)
     write(result, out / "result.json")
+    if not processes.first():
+        return
     page = _page(out)
     if json:
         print(json_format.dumps(result))

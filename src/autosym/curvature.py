@@ -9,6 +9,7 @@ positions it is KFAC-expand. Exact curvature takes one backward pass per output,
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autosym.batching import Data, batches, check_loader, check_seen, size_of, to_model
+from autosym import processes
+from autosym.batching import Data, check_loader, check_seen, numbered, size_of, to_model
 from autosym.likelihoods import Likelihood
 from autosym.paths import Path, add_gram, gram, mirrored
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
@@ -88,8 +90,10 @@ def kfac(
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
 
     Samples are taken ``batch_size`` at a time (256, or 4096 on a GPU; a loader has its own batches), and fewer where that many would take
-    more than ``memory`` GiB beside the factors (2, or half of what is free on a GPU): the result does not depend on it.
+    more than ``memory`` GiB beside the factors (2, or half of what is free on a GPU): the result does not depend on it. Several processes
+    (``torch.distributed``) take a part of the samples each, and all have the result.
     """
+    model = processes.unwrapped(model)
     refuse_batch_dependence(model)
     check_loader(data, allow_partial)
     used = _choose(subset, size_of(data), seed)
@@ -100,15 +104,17 @@ def kfac(
     statistic = torch.zeros((), dtype=torch.float64, device=device)
     fingerprint = torch.zeros(5, dtype=torch.float64, device=device)
     samples = outputs = limit = 0
-    with tape, torch.enable_grad():
-        for x, y in batches(data, (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size):
-            x, y = to_model(x, y, model, f"samples {samples} to {samples + len(x) - 1}")
+    parts = processes.count() if (size_of(data) or math.inf) >= processes.count() else 1  # very few samples: each takes all
+    batch_size = (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size
+    with processes.agreeing(), tape, torch.enable_grad():
+        for x, y, places in numbered(data, batch_size, processes.rank() % parts, parts):
+            x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
             if not samples:
                 limit = max(1, int(min(_budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
-            mask = None if used is None else used[torch.arange(samples, samples + len(x)) % len(used)]
+            mask = None if used is None else used[places % len(used)]
             samples += len(x)
             fingerprint += _fingerprint(x, y)
-            for x_part, y_part, record in _split(x, y, mask, limit):
+            for x_part, y_part, record, rows in _split(x, y, mask, limit):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
                 likelihood.check(f.shape[1], y_part)
                 statistic = statistic + likelihood.statistic(f.detach(), y_part).double()
@@ -116,13 +122,17 @@ def kfac(
                 if record:
                     roots = likelihood.root(f.detach())
                     if sampled:
-                        roots = roots @ signs(*roots.shape[::2]).to(roots)[:, :, None]
+                        roots = roots @ signs(places[rows], roots.shape[2]).to(roots)[:, :, None]
                     sums.used += len(f)
                     for column in roots.unbind(2):
-                        for names, rows in tape.backward(f, column):
-                            sums.add_rows(names, rows)
-        check_seen(samples, data, allow_partial)
-        factors = sums.factors((site.name for site in tape.sites), samples, share_blocks)
+                        for names, g in tape.backward(f, column):
+                            sums.add_rows(names, g)
+        if not samples and parts > 1:
+            raise ValueError(f"no sample is left for process {processes.rank()} of {parts}: use fewer processes")
+    if parts > 1:
+        samples = sums.add_up(samples, statistic, fingerprint)
+    check_seen(samples, data, allow_partial)
+    factors = sums.factors((site.name for site in tape.sites), samples, share_blocks)
     return Curvature(factors, statistic.cpu(), samples, outputs, fingerprint.cpu())
 
 
@@ -153,6 +163,13 @@ class _Sums:
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
+
+    def add_up(self, samples: int, *others: Tensor) -> int:
+        """Sums and counts of all processes, in place; returns the number of samples."""
+        counts = torch.tensor([samples, self.used], dtype=torch.float64, device=others[0].device)
+        processes.add(counts, *others, *self.A.values(), *self.G.values())
+        samples, self.used = (int(n) for n in counts)
+        return samples
 
     def factors(self, names: Iterable[str], samples: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
@@ -191,6 +208,16 @@ def _add(sums: dict, key: str | tuple[str, ...], t: Tensor, weight: float = 1.0)
 
 
 def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64; processes share the work, and send eigenvalues only."""
+    owners = processes.owners([len(f) * f.shape[-1] ** 3 for f in factors.values()])
+    with processes.agreeing():
+        own = _decomposed({name: factors[name] for name, o in zip(factors, owners, strict=True) if o == processes.rank()})
+    found = {name: own.get(name, f.new_zeros(f.shape[:2], dtype=torch.float64)) for name, f in factors.items()}
+    processes.add(*found.values())
+    return found
+
+
+def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64, all of one size together.
 
     Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Those that still fail are
@@ -209,7 +236,7 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64")
         parts = values.clamp_min(0).split([len(factors[n]) for n in names])
         found |= {n: part * traces[n][:, None] for n, part in zip(names, parts, strict=True)}
-    return {name: found[name] for name in factors}
+    return found
 
 
 def _solve(matrices: Tensor) -> Tensor:
@@ -222,13 +249,13 @@ def _solve(matrices: Tensor) -> Tensor:
     return matrices.new_full(matrices.shape[:-1], torch.nan, dtype=torch.float64)
 
 
-def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """The samples of a batch to take curvature from (True), then the rest (False), at most ``limit`` at a time."""
+def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool, Tensor]]:
+    """The samples of a batch to take curvature from (True), then the rest (False), at most ``limit`` at a time, and their rows."""
     chosen = mask if mask is not None else torch.ones(len(x), dtype=torch.bool)
     for part, record in ((chosen, True), (~chosen, False)):
         for rows in part.nonzero().flatten().split(limit) if part.any() else ():
             whole = len(rows) == len(x)
-            yield (x, y, record) if whole else (x[rows.to(x.device)], y[rows.to(y.device)], record)
+            yield (x, y, record, rows) if whole else (x[rows.to(x.device)], y[rows.to(y.device)], record, rows)
 
 
 def _budget(memory: float | None, device: torch.device) -> float:
@@ -254,16 +281,19 @@ def _choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:
 
 
 class _Signs:
-    """Independent signs, one row per sample in the order of the stream, whatever the batch size."""
+    """Independent signs, one row for each place in the stream, whatever the batches and processes; asked for in ascending order."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
-        self.left: Tensor | None = None
+        self.block, self.end = torch.empty(0), 0  # the last rows drawn, and the place after them
 
-    def __call__(self, count: int, width: int) -> Tensor:
-        parts = [self.left] if self.left is not None else []
-        while sum(map(len, parts)) < count:
-            parts.append(2 * torch.randint(2, (1024, width), generator=self.generator) - 1)
-        drawn = torch.cat(parts) if parts else torch.empty(0, width)
-        self.left = drawn[count:]
-        return drawn[:count]
+    def __call__(self, places: Tensor, width: int) -> Tensor:
+        kept = []
+        while len(places):
+            here = int((places < self.end).sum())
+            if here:
+                kept.append(self.block[places[:here] - self.end])
+            places = places[here:]
+            if len(places):
+                self.block, self.end = 2 * torch.randint(2, (1024, width), generator=self.generator) - 1, self.end + 1024
+        return torch.cat(kept)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from autosym import processes
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
 
@@ -54,8 +55,7 @@ class Weights:
 
     def step(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
         """One step on a batch, at the rate ``lr``."""
-        loss = likelihood.loss(model(x), y)
-        g = _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
+        loss, g = self._gradient(model, likelihood, x, y)
         with torch.no_grad():
             if self.clip < math.inf:
                 g = g * (self.clip / g.norm()).clamp_max(1)
@@ -63,6 +63,19 @@ class Weights:
             self.steps += 1
             moved = self._move(_flat(self.parameters.values()), g)
             torch._foreach_copy_(list(self.parameters.values()), list(self._by_name(moved).values()))
+
+    def _gradient(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss summed over a batch and the gradient of its mean; of the parts that all processes have, if there are several."""
+        if processes.count() == 1:
+            loss = likelihood.loss(model(x), y)
+            return loss.detach(), _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
+        sums = self._first.new_zeros(len(self._first) + 2)
+        if len(x):
+            loss = likelihood.loss(model(x), y)
+            gradient = torch.autograd.grad(loss, list(self.parameters.values()))
+            sums = _flat([*gradient, loss.detach(), loss.new_tensor(len(x))])
+        processes.add(sums)
+        return sums[-2], sums[:-2] / sums[-1]
 
     def take_loss(self) -> float:
         """The loss summed over all samples since it was last taken."""

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods, logs
+from autosym import likelihoods, logs, processes
 from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, size_of
 from autosym.capture import Captured
 from autosym.checkpoint import State
@@ -208,6 +208,9 @@ def fit(
     run: a run that was interrupted can always go on. With ``resume`` it goes on from the file, if it is there, as if it had never stopped:
     the same arguments on the same machine give the same weights, precisions and history, bit for bit on the CPU and, with
     ``deterministic``, on a GPU.
+
+    Several processes (``torch.distributed``: torchrun, DDP) take a part of every batch and of the evidence each: ``batch_size`` is that
+    of all together, and all return the same fit. The first of them writes, shows and logs.
     """
     unknown = set(changes) - {field.name for field in fields(Schedule)}
     if unknown:
@@ -219,6 +222,8 @@ def fit(
     else:
         schedule = replace(schedule or Schedule(), **changes)
     evidence_epochs = schedule.evidence_epochs()
+    model = processes.unwrapped(model)
+    processes.make_same(model)
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
     evidence_data = data if evidence_data is None else evidence_data
     owned = sites(model)
@@ -229,9 +234,10 @@ def fit(
     parameters = {site.name: site.parameter for site in owned}
     units = sizes(owned) if schedule.relative else None
     weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units)
-    stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment)
+    part, parts = processes.rank(), processes.count()
+    stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment, part, parts)
     evidence_data = stream.data if evidence_data is data else evidence_data
-    step = Captured(partial(weights.step, model, likelihood), capture)
+    step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     state = State(model, prior, likelihood, weights, stream, {"schedule": repr(schedule), "seed": seed, "samples": count})
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
     if checkpoint and not lines:
@@ -241,27 +247,25 @@ def fit(
     with (
         _no_denormals(),
         _determinism(deterministic),
-        logs.progress_bar(progress, schedule.epochs) as show,
-        logs.json_lines(history, lines) as write,
-        logs.tensorboard(tensorboard, len(lines), count) as scalars,
+        logs.progress_bar(progress and part == 0, schedule.epochs) as show,
+        logs.json_lines(history if part == 0 else None, lines) as write,
+        logs.tensorboard(tensorboard if part == 0 else None, len(lines), count) as scalars,
     ):
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
-            seen = 0
             weights.set_prior(prior, likelihood)
             for x, y in stream.epoch(epoch):
-                weights.lr.fill_(schedule.rate((epoch - 1 + min(seen / count, 1.0)) / schedule.epochs))
+                weights.lr.fill_(schedule.rate((epoch - 1 + min(stream.shown / count, 1.0)) / schedule.epochs))
                 step(x, y)
-                seen += len(x)
             loss = weights.take_loss()
             if not math.isfinite(loss):
                 raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
-            line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(seen, 1)}
+            line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(stream.shown, 1)}
             if epoch in evidence_epochs:
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
                 line |= _summary(model, likelihood, prior, at)
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
-            for consumer in filter(None, (show, write, scalars, log)):
+            for consumer in filter(None, (show, write, scalars, log if part == 0 else None)):
                 consumer(line)
             if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
                 state.write(File(checkpoint), lines)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods
+from autosym import likelihoods, processes
 from autosym.batching import Data
 from autosym.curvature import Curvature, kfac
 from autosym.evidence.record import Evidence
@@ -119,7 +119,7 @@ class Laplace:
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:
     """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` are those of ``curvature.kfac``."""
-    likelihood = likelihoods.of(likelihood)
+    likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     curvature = kfac(model, data, likelihood, **options)
     eigenvalues = curvature.eigenvalues()
     parameters = {site.name: site.parameter.detach().clone() for site in sites(model)}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autosym import data, nets
+from autosym import data, nets, processes
 from autosym.experiments.running import METHODS, train_and_measure, write
 from autosym.report import draw_precisions, draw_shares
 from autosym.training import Schedule
@@ -122,6 +122,8 @@ def execute(
     augment = data.flip_and_crop if "cifar" in run.task else None
     result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device, augment)
     predicted = [result.pop(key) for key in ("correct", "predicted")][1]
+    if not processes.first():
+        return result
     (results / run.file).parent.mkdir(parents=True, exist_ok=True)
     kept = results / f"{run.file}.npy"
     with open(kept.with_suffix(".tmp"), "wb") as file:

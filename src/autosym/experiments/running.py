@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym import findings
+from autosym import findings, processes
 from autosym.batching import Augment
 from autosym.predictive import calibration_error
 from autosym.provenance import provenance
@@ -110,7 +110,9 @@ def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def write(result: Mapping[str, Any], path: Path, indent: int | None = 1) -> None:
-    """A result as JSON, whole or not at all."""
+    """A result as JSON, whole or not at all; of several processes the first writes."""
+    if not processes.first():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=indent, allow_nan=False) + "\n")

@@ -1,0 +1,111 @@
+"""Several processes (``torch.distributed``, e.g. under torchrun): each takes a part of the samples, and sums and counts are added up.
+
+Every process holds the whole model and takes the same decisions from the same sums. In a single process nothing here does anything.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Lost(RuntimeError):
+    """Another process of the run has ended."""
+
+
+def count() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return dist.get_rank() if count() > 1 else 0
+
+
+def first() -> bool:
+    """Whether this is the process that prints and writes."""
+    return rank() == 0
+
+
+def add(*tensors: Tensor) -> None:
+    """Replace tensors by their sums over all processes, in place."""
+    for tensor in tensors:
+        _together(dist.all_reduce, tensor)
+
+
+def make_same(model: nn.Module) -> None:
+    """Give every process the parameters and buffers of the first."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            _together(dist.broadcast, tensor.data, 0)
+
+
+@contextmanager
+def agreeing() -> Iterator[None]:
+    """Work without communication that ends well in all processes, or in none: an error in one becomes an error in each."""
+    if count() == 1:
+        yield
+        return
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    messages: list[Any] = [None] * count()
+    _together(dist.all_gather_object, messages, None if error is None else str(error))
+    if error is not None:
+        raise error
+    for other, message in enumerate(messages):
+        if message is not None:
+            raise ValueError(f"in process {other} of {len(messages)}: {message}")
+
+
+def owners(costs: Sequence[float]) -> list[int]:
+    """Which process does which piece of work: the dearest first, each by the one with the least to do."""
+    loads = [0.0] * count()
+    chosen = [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        chosen[piece] = loads.index(min(loads))
+        loads[chosen[piece]] += costs[piece]
+    return chosen
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel, whose own hooks have no part in these passes."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Join the processes that torchrun started, for the command line; all but the first are silent."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        if not first():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _together(work: Any, *arguments: Any) -> None:
+    if count() == 1:
+        return
+    try:
+        work(*arguments)
+    except RuntimeError as error:
+        raise Lost(
+            f"another process of this run has ended, or cannot be reached ({str(error).splitlines()[0]}): see its own message above; "
+            "a run with a checkpoint goes on by resume"
+        ) from error

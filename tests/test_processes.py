@@ -1,0 +1,121 @@
+"""Several processes on one machine give the numbers of one, and end together."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import autosym
+import workers
+from autosym import processes
+from autosym.batching import numbered
+
+pytestmark = pytest.mark.distributed
+
+
+def close(found, expected, tolerance=1e-6):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            close(found[key], expected[key], tolerance)
+    else:
+        assert found == pytest.approx(expected, rel=tolerance, abs=1e-9)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_evidence_and_its_gradient_are_those_of_one_process(parts, tmp_path):
+    expected = workers.evidence()
+    assert expected["sampled"]["evidence"] != pytest.approx(expected["exact"]["evidence"], rel=1e-6)
+    for found in workers.run("evidence", parts, tmp_path):
+        close(found, expected)
+
+
+def test_wrapped_models_and_padded_samplers_count_each_sample_once(tmp_path):
+    expected = workers.wrapped()
+    assert expected["samples"] == 37
+    for found in workers.run("wrapped", 2, tmp_path):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_fit_is_that_of_one_process_at_the_same_global_batch(parts, tmp_path):
+    results = workers.run("fitted", parts, tmp_path, str(tmp_path))
+    for found in results:
+        close(found, workers.fitted(), 1e-5)
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 6, "one process writes"
+
+
+def test_a_loader_that_is_already_divided(tmp_path):
+    for found in workers.run("sharded_fit", 2, tmp_path):
+        close(found, workers.sharded_fit(), 1e-3)  # of the samples of a batch others are in it
+
+
+def test_an_error_in_one_process_is_one_in_all(tmp_path):
+    own, other = workers.run("one_bad_label", 2, tmp_path)[::-1]
+    assert "7" in own["error"]
+    assert other["error"] == f"in process 1 of 2: {own['error']}"
+
+
+def test_a_killed_process_ends_the_run_with_a_word_and_a_checkpoint_to_resume_from(tmp_path):
+    first, last = workers.run("killed", 2, tmp_path, str(tmp_path))
+    assert last is None
+    assert "another process of this run has ended" in first["error"]
+    assert "resume" in first["error"]
+    net, x, y = workers.problem()
+    fit = autosym.fit(
+        net, (x, y), epochs=50, batch_size=9, augment=lambda x, _: x, checkpoint=tmp_path / "run.safetensors", resume=True
+    )
+    assert len(fit.history) == 50
+
+
+@pytest.mark.slow
+def test_torchrun_on_the_command_line(tmp_path):
+    pytest.importorskip("sklearn")
+    command = ["-m", "autosym", "run", "quadrant-digits", "--epochs", "4", "--json", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    together = subprocess.run([*torchrun, *command, tmp_path / "two"], capture_output=True, text=True, env=environment)
+    assert together.returncode == 0, together.stderr
+    alone = subprocess.run([sys.executable, *command, tmp_path / "one"], capture_output=True, text=True, env=environment)
+    two, one = (json.loads(done.stdout) for done in (together, alone))
+    histories = [
+        [json.loads(line) for line in (tmp_path / name / "history.jsonl").read_text().splitlines()] for name in ("two", "one")
+    ]
+    for ours, theirs in zip(*(lines[:2] for lines in histories), strict=True):  # until rounding chooses another polyphase grid
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+    assert histories[0][1]["log_evidence"] == pytest.approx(histories[1][1]["log_evidence"], rel=1e-4)
+    assert two["row"]["evidence"] == pytest.approx(one["row"]["evidence"], rel=0.02)
+
+
+# ---- in one process
+
+
+def test_work_is_shared_out_by_cost(monkeypatch):
+    monkeypatch.setattr(processes, "count", lambda: 3)
+    costs = [1.0, 8.0, 2.0, 5.0, 3.0, 1.0]
+    owners = processes.owners(costs)
+    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(3)]
+    assert sorted(loads) == [6.0, 6.0, 8.0]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+@pytest.mark.parametrize("as_batches", [False, True])
+def test_every_sample_is_in_one_part_under_its_own_number(parts, as_batches):
+    x, y = torch.arange(11.0)[:, None], torch.arange(11)
+    data = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 11, 4)] if as_batches else (x, y)
+    shown = [batch for part in range(parts) for batch in numbered(data, 2, part, parts)]
+    assert sorted(torch.cat([places for *_, places in shown]).tolist()) == list(range(11))
+    for inputs, targets, places in shown:
+        assert inputs[:, 0].tolist() == targets.tolist() == places.tolist()
+
+
+def test_a_single_process_needs_no_group():
+    assert (processes.count(), processes.rank(), processes.first()) == (1, 0, True)
+    t = torch.ones(3)
+    processes.add(t)
+    assert t.tolist() == [1, 1, 1]
+    with pytest.raises(KeyError), processes.agreeing():
+        raise KeyError("as it is")

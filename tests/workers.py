@@ -1,0 +1,137 @@
+"""What the processes of the tests of several processes do; each job returns what JSON holds, the same in every process."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import autosym
+from autosym import nets
+from autosym.evidence import laplace
+
+
+def problem(count=37, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 1, 4, 4, generator=generator).to(dtype)
+    y = torch.randint(3, (count,), generator=generator)
+    torch.manual_seed(1)
+    net = nets.build("f-fc+conv", (1, 4, 4), 3, width=2, channels=(1, 2), strides=(1, 2), hidden=2).to(dtype)
+    return net, x, y
+
+
+def gradients(net, data, **options):
+    at = laplace.at(net, data, **options)
+    prior = autosym.Prior(at.names, 0.7)
+    value = at(prior).log_evidence
+    value.backward()
+    return {"evidence": value.item(), "gradient": prior.log_precision.grad.tolist(), "samples": at.samples}
+
+
+def evidence():
+    net, x, y = problem()
+    batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, len(x), 5)]
+    return {
+        "exact": gradients(net, (x, y)),
+        "sampled": gradients(net, (x, y), sampled=True, seed=3),
+        "subset": gradients(net, (x, y), sampled=True, subset=20, seed=3),
+        "small batches": gradients(net, (x, y), batch_size=3),
+        "a list of batches": gradients(net, batches),
+        "a loader": gradients(net, DataLoader(TensorDataset(x, y), 6)),
+        "two samples": gradients(net, (x[:2], y[:2])),
+    }
+
+
+def wrapped():
+    """As a user of DDP has them: a wrapped model, and a loader that shows each process a padded part."""
+    net, x, y = problem()
+    dataset = TensorDataset(x, y)
+    if dist.is_initialized():
+        net, sampler = nn.parallel.DistributedDataParallel(net), DistributedSampler(dataset)
+        assert sampler.total_size > len(dataset)
+        loader = DataLoader(dataset, 4, sampler=sampler)
+    else:
+        loader = DataLoader(dataset, 4)
+    return gradients(net, loader)
+
+
+def fitted(folder=None):
+    net, x, y = problem()
+    if dist.is_initialized() and dist.get_rank():
+        with torch.no_grad():
+            next(net.parameters()).add_(1)  # of the first process all get the same
+    options = {"checkpoint": f"{folder}/run.safetensors", "history": f"{folder}/history.jsonl"} if folder else {}
+    noisy = lambda x, generator: x + 0.1 * torch.randn(x.shape, dtype=x.dtype, generator=generator)  # noqa: E731
+    fit = autosym.fit(net, (x, y), epochs=6, batch_size=9, burn_in=1, every=2, augment=noisy, clip=1.0, **options)
+    return {
+        "evidence": fit.evidence.log_evidence.item(),
+        "precision": list(fit.prior.precision().values()),
+        "losses": [line["loss"] for line in fit.history],
+        "weights": [float(p.detach().sum()) for p in fit.model.parameters()],
+    }
+
+
+def sharded_fit():
+    """A loader of its own for each process, whose batches are a third (or half) of the global one."""
+    net, x, y = problem(36)
+    dataset = TensorDataset(x, y)
+    parts = dist.get_world_size() if dist.is_initialized() else 1
+    sampler = DistributedSampler(dataset, shuffle=False) if parts > 1 else None
+    fit = autosym.fit(net, DataLoader(dataset, 12 // parts, sampler=sampler), epochs=3, burn_in=0, every=1)
+    return {"losses": [line["loss"] for line in fit.history], "precision": list(fit.prior.precision().values())}
+
+
+def one_bad_label():
+    """In the part of the last process only."""
+    net, x, y = problem()
+    y[dist.get_world_size() - 1] = 7
+    try:
+        laplace.at(net, (x, y))
+    except ValueError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+def killed(folder):
+    """The last process ends without a word, in the second epoch."""
+    net, x, y = problem()
+
+    def augment(x, generator):
+        augment.calls += 1
+        if augment.calls == 2 and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    augment.calls = 0
+    path = f"{folder}/run.safetensors"
+    try:
+        autosym.fit(net, (x, y), epochs=50, batch_size=9, augment=augment, checkpoint=path, checkpoint_seconds=0)
+    except autosym.processes.Lost as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
+JOBS = {job.__name__: job for job in (evidence, wrapped, fitted, sharded_fit, one_bad_label, killed)}
+
+
+def _work(rank, parts, folder, name, arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{name}", rank=rank, world_size=parts)
+    result = JOBS[name](*arguments)
+    (Path(folder) / f"{name}-{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+def run(name, parts, folder, *arguments, join=True):
+    """The results of a job in ``parts`` processes, by rank; None of one that ended without any."""
+    context = mp.spawn(_work, (parts, str(folder), name, arguments), parts, join=False)
+    for process in context.processes:
+        process.join(120)
+        process.kill()
+    files = [Path(folder) / f"{name}-{rank}.json" for rank in range(parts)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
