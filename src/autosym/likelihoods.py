@@ -62,6 +62,12 @@ class Categorical(nn.Module):
         diagonal = torch.diag_embed((p[:, :-1] / here).sqrt() * rest.sqrt())
         return below.tril(-1) + torch.nn.functional.pad(diagonal, (0, 0, 0, 1))
 
+    def column(self, outputs: Tensor, index: Tensor) -> Tensor:
+        """One column (B, D) for each sample of the symmetric root sqrt(p_c) (e_c - p), c = ``index`` (B,); it has D."""
+        p = outputs.softmax(-1)
+        index = index.to(p.device)[:, None]
+        return p.gather(1, index).sqrt() * (torch.zeros_like(p).scatter_(1, index, 1.0) - p)
+
 
 class Gaussian(nn.Module):
     """p(y | f) = N(y | f, sigma^2 I); Lambda = I / sigma^2, root I, scale 1 / sigma^2. The noise is learned."""
@@ -103,6 +109,10 @@ class Gaussian(nn.Module):
 
     def root(self, outputs: Tensor) -> Tensor:
         return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
+
+    def column(self, outputs: Tensor, index: Tensor) -> Tensor:
+        """One column (B, D) of the root for each sample, that of ``index`` (B,)."""
+        return torch.zeros_like(outputs).scatter_(1, index.to(outputs.device)[:, None], 1.0)
 
 
 LIKELIHOODS = {"categorical": Categorical, "gaussian": Gaussian}

@@ -70,16 +70,8 @@ class Laplace:
         whose weights or gamma are zero says nothing of its precision and is left alone.
         """
         with torch.no_grad():
-            gamma = self.effective_parameters(prior)
-            known = (gamma > 0) & (self.square_norms > 0)
-            target = (gamma / self.square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
-            step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
-            prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
-            if isinstance(self.likelihood, Gaussian):
-                left = self.samples * self.curvature.outputs - gamma.sum()
-                variance = (self.curvature.statistic / left.clamp_min(1)).clamp_min(torch.finfo(torch.float64).tiny)
-                step = (damping * (variance.log() - self.likelihood.log_variance)).clamp(-trust, trust)
-                self.likelihood.log_variance.add_(step)
+            gamma, count = self.effective_parameters(prior), self.samples * self.curvature.outputs
+            closed_form_step(prior, self.likelihood, gamma, self.square_norms, self.curvature.statistic, count, damping, trust)
 
     def with_scales(self, prior: Prior, iterations: int = 3) -> "Laplace":
         """EM steps for the scales of a Student-t prior, in place; returns the evidence with those scales.
@@ -115,6 +107,27 @@ class Laplace:
             raise ValueError(
                 f"this prior is over {prior.names}, the evidence over {self.names}: make it by Prior(evidence.names)"
             )
+
+
+def closed_form_step(
+    prior: Prior,
+    likelihood: Likelihood,
+    gamma: Tensor,
+    square_norms: Tensor,
+    statistic: Tensor,
+    count: int,
+    damping: float,
+    trust: float,
+) -> None:
+    """delta <- gamma / |w|^2 and sigma^2 <- SSE / (count - gamma), damped and within a trust region, in place; for any estimator."""
+    known = (gamma > 0) & (square_norms > 0)
+    target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
+    step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
+    prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
+    if isinstance(likelihood, Gaussian):
+        left = (count - gamma.sum()).clamp_min(1)
+        variance = (statistic / left).clamp_min(torch.finfo(torch.float64).tiny)
+        likelihood.log_variance.add_((damping * (variance.log() - likelihood.log_variance)).clamp(-trust, trust))
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:

@@ -1,0 +1,201 @@
+"""Kernel evidence: the Laplace evidence with the full Gauss-Newton matrix, on the side of the data.
+
+    log det (J^T Lambda J + P_0) - log det P_0 = log det (I + R^T K R),    K = sum_i J_i J_i^T / delta_i,  Lambda = R R^T
+
+Rows of R^T J belong to a sample and an output. With all of them this is exact (no blocks, no Kronecker factors), and as large as
+samples times outputs. Any division of the rows into parts can only raise the sum of their log-determinants (Fischer), so parts give a
+lower bound on the evidence; so do, in expectation, a random part of the samples or one random output of each, scaled up: an estimate of
+a lower bound whose cost does not depend on the number of outputs.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from autosym import likelihoods, processes
+from autosym.batching import Data, check_loader, check_seen, numbered, size_of, to_model
+from autosym.evidence.laplace import closed_form_step
+from autosym.evidence.record import Evidence
+from autosym.likelihoods import Likelihood
+from autosym.priors import Prior
+from autosym.sites import Tape, refuse_batch_dependence, sites, verify
+
+FULL = "the Laplace evidence with the full Gauss-Newton matrix"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Evidence as a function of the prior, differentiable in it, at the weights and data it was taken at."""
+
+    names: tuple[str, ...]
+    kernels: tuple[Tensor, ...]  # R^T J_i J_i^T R of each path and part: (parts, rows, rows), at unit scale of the likelihood
+    weight: float  # of their log-determinants: all rows over those that were taken
+    square_norms: Tensor
+    sizes: Tensor
+    statistic: Tensor
+    samples: int
+    outputs: int
+    likelihood: Likelihood
+    bound_of: str | None
+
+    def __call__(self, prior: Prior) -> Evidence:
+        log_det = self.weight * 2 * self._roots(prior).diagonal(dim1=1, dim2=2).log().sum()
+        log_likelihood = self.likelihood.log_likelihood(self.statistic, self.samples * self.outputs)
+        log_prior = prior.log_density(self.square_norms, self.sizes).sum()
+        complexity = 0.5 * (log_det + (self.sizes * (prior.log_precision - math.log(2 * math.pi))).sum())
+        return Evidence(log_likelihood, log_prior, complexity, self.samples, self.bound_of)
+
+    def effective_parameters(self, prior: Prior) -> Tensor:
+        """gamma_i = tr (I + K)^-1 K_i / delta_i."""
+        roots, scale = self._roots(prior), self.likelihood.scale()
+        shares = [torch.cholesky_solve(k, roots).diagonal(dim1=1, dim2=2).sum() for k in self.kernels]
+        return self.weight * scale * torch.stack(shares) / prior.log_precision.exp()
+
+    def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
+        """The closed-form step of precisions and noise, in place (see ``Laplace.mackay``)."""
+        count = self.samples * self.outputs
+        with torch.no_grad():
+            gamma = self.effective_parameters(prior)
+            closed_form_step(prior, self.likelihood, gamma, self.square_norms, self.statistic, count, damping, trust)
+
+    def _roots(self, prior: Prior) -> Tensor:
+        if prior.names != self.names:
+            raise ValueError(f"this prior is over {prior.names}, the evidence over {self.names}: use Prior(evidence.names)")
+        if math.isfinite(prior.nu):
+            raise ValueError("kernel evidence is for Gaussian priors: pass nu=inf, or use the Laplace evidence")
+        whole = sum(k / d for k, d in zip(self.kernels, prior.log_precision.exp(), strict=True))
+        assert isinstance(whole, Tensor)
+        return torch.linalg.cholesky(torch.eye(whole.shape[1], dtype=whole.dtype) + self.likelihood.scale() * whole)
+
+
+def at(
+    model: nn.Module,
+    data: Data,
+    likelihood: str | Likelihood = "categorical",
+    *,
+    samples: int | None = None,
+    parts: int = 1,
+    outputs: Literal["all", "one"] = "all",
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Kernel:
+    """The expensive pass: kernels of ``parts`` disjoint random parts of ``samples`` samples each (one of all, by default).
+
+    ``outputs="one"`` takes one random output of each sample: one backward pass in all. The log-likelihood is always that of all samples.
+    """
+    likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
+    refuse_batch_dependence(model)
+    check_loader(data)
+    if outputs not in ("all", "one"):
+        raise ValueError(f"outputs must be 'all' or 'one', got {outputs!r}")
+    x, statistic, size, width = _chosen(model, data, likelihood, samples, parts, batch_size, seed)
+    per_part = len(x) // parts
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
+    kernels: dict[str, list[Tensor]] = {}
+    for part in range(parts):
+        inside = slice(part * per_part, (part + 1) * per_part)
+        for name, kernel in _kernels(model, x[inside], likelihood, None if rows is None else rows[inside], batch_size).items():
+            kernels.setdefault(name, []).append(kernel)
+    owned = {site.name: site.parameter.detach() for site in sites(model)}
+    return Kernel(
+        names=tuple(kernels),
+        kernels=tuple(torch.stack(of_parts).cpu() for of_parts in kernels.values()),
+        weight=size / len(x) * (1 if rows is None else width),
+        square_norms=torch.stack([owned[name].double().square().sum() for name in kernels]).cpu(),
+        sizes=torch.tensor([owned[name].numel() for name in kernels], dtype=torch.float64),
+        statistic=statistic.cpu(),
+        samples=size,
+        outputs=width,
+        likelihood=likelihood,
+        bound_of=_bound(size, len(x), parts, outputs),
+    )
+
+
+def _bound(size: int, taken: int, parts: int, outputs: str) -> str | None:
+    if taken == size and outputs == "all":
+        return None if parts == 1 else FULL
+    what = f"{taken} of {size} samples" + (", one output of each" if outputs == "one" else "")
+    return f"{FULL}, in expectation: an estimate from {what}"
+
+
+def _chosen(
+    model: nn.Module, data: Data, likelihood: Likelihood, samples: int | None, parts: int, batch_size: int, seed: int
+) -> tuple[Tensor, Tensor, int, int]:
+    """The inputs of a random choice of samples, in random order; the statistic of all, their number and that of outputs."""
+    size = size_of(data)
+    if size is None:
+        raise ValueError("kernel evidence needs data whose length is known: pass tensors, a dataset, or a loader of one")
+    per_part = size // max(parts, 1) if samples is None else samples
+    if parts < 1 or per_part < 1 or per_part * parts > size:
+        raise ValueError(f"{parts} parts of {per_part} samples cannot be taken from {size}")
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: per_part * parts]
+    place = torch.full((size,), -1)
+    place[order] = torch.arange(len(order))
+    found: dict[int, Tensor] = {}
+    statistic = torch.zeros((), dtype=torch.float64)
+    seen = width = 0
+    for x, y, numbers in numbered(data, batch_size):
+        x, y = to_model(x, y, model, f"samples {numbers[0]} to {numbers[-1]}")
+        if not seen:
+            verify(model, x[:2])
+        with torch.no_grad():
+            f = model(x)
+        likelihood.check(f.shape[1], y)
+        statistic = statistic + likelihood.statistic(f, y).double().cpu()
+        width, seen = f.shape[1], seen + len(x)
+        found |= {int(place[n]): row for n, row in zip(numbers.tolist(), x, strict=True) if place[n] >= 0}
+    check_seen(seen, data)
+    if not torch.isfinite(statistic):
+        raise ValueError("the log-likelihood is not finite (NaN or Inf): look at the model's outputs on these data")
+    return torch.stack([found[i] for i in range(len(order))]), statistic, size, width
+
+
+def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None, batch_size: int) -> dict[str, Tensor]:
+    """R^T J_i J_i^T R of every path over one part, (rows, rows) in float64; rows are samples times the columns of R."""
+    parts: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
+    for begin in range(0, len(x), batch_size):
+        inside = slice(begin, begin + batch_size)
+        for name, columns, g in _gradients(model, x[inside], likelihood, None if chosen is None else chosen[inside]):
+            if columns.shape[1] == 1:  # one position: its kernel is a product, without the gradients themselves
+                inputs.setdefault(name, []).append(columns[:, 0])
+                parts.setdefault(name, []).append(g[:, :, 0])
+            else:
+                gradients = torch.einsum("bcsko,bski->bckoi", g, columns)
+                parts.setdefault(name, []).append(gradients.flatten(2))
+    kernels = {}
+    for name, found in parts.items():
+        t = torch.cat(found)
+        count = t.shape[1]
+        if name not in inputs:
+            t = t.flatten(0, 1)
+            kernels[name] = (t @ t.mT).double()
+            continue
+        a = torch.cat(inputs[name]).transpose(0, 1)  # (K, B, in)
+        g = t.flatten(0, 1).transpose(0, 1)  # (K, B C, out)
+        alike = (a @ a.mT).repeat_interleave(count, 1).repeat_interleave(count, 2)
+        kernels[name] = ((g @ g.mT) * alike).sum(0).double()
+    return kernels
+
+
+def _gradients(
+    model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """For every path its columns (B, S, K, in) and rows (B, C, S, K, out) for the columns of R, or for the chosen one of each."""
+    columns: dict[str, Tensor] = {}
+    see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
+    with Tape(sites(model), see) as tape, torch.enable_grad():
+        f = tape.record(model, x)
+        root = likelihood.root(f.detach()) if chosen is None else likelihood.column(f.detach(), chosen)[:, :, None]
+        rows: dict[str, list[Tensor]] = {name: [] for name in columns}
+        for column in root.unbind(2):
+            for names, g in tape.backward(f, column):
+                for name in names:
+                    rows[name].append(g.detach())
+    for name, found in rows.items():
+        yield name, columns[name], torch.stack(found, 1)
