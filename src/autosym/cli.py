@@ -20,6 +20,7 @@ from tyro.conf import Positional
 
 import autosym
 from autosym import applications, findings
+from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
@@ -142,19 +143,29 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def demo(
-    out: Path = Path("runs/demo"), groups: bool = False, jobs: int | None = None, epochs: int | None = None, json: bool = False
+    out: Path = Path("runs/demo"),
+    groups: bool = False,
+    basis: bool = False,
+    jobs: int | None = None,
+    epochs: int | None = None,
+    json: bool = False,
 ) -> None:
     """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
 
     Args:
         out: where result.json and demo.png are written.
         groups: instead, compare which group digits ask for when they are upright and when they are turned.
+        basis: instead, basis functions with exact evidence, in seconds: is a function even?
         jobs: how many networks to train at a time (all cores by default).
         epochs: train for fewer or more epochs than the demo's.
         json: print the result as JSON and nothing else.
     """
     if groups:
         return _demo_groups(out, epochs, json)
+    if basis:
+        found = basis_functions.demo(out)
+        print(json_format.dumps(found)) if json else basis_functions.show(found)
+        return
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
