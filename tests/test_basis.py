@@ -25,7 +25,7 @@ def test_training_error_chooses_the_most_free_model_and_evidence_the_symmetric_o
 
 @pytest.mark.parametrize("model", LEARNED, ids=lambda model: model.family)
 def test_lambda_is_learned_by_evidence_and_not_by_training_loss(model):
-    run = Run(steps=60, features=100)
+    run = Run(steps=40)
     assert basis.learn(model, run, "evidence")[-1] > 0.8
     assert basis.learn(model, run, "training loss")[-1] < 0.2
 

@@ -324,7 +324,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         if json:
             print(json_format.dumps({"rows": found}))
         else:
-            _show_published(number, found)
+            images.show(number, found)
         return
     if name != "quadrant-digits":
         raise ValueError(f"no table is called {name!r}; there are: 1, 2, 3, quadrant-digits")
@@ -336,37 +336,6 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         print(json_format.dumps({"rows": summary["rows"]}))
     else:
         _show_table(summary)
-
-
-def _show_published(number: str, found: Sequence[Mapping[str, Any]]) -> None:
-    """Ours beside the paper's; a cell that was not run is a dash."""
-
-    def cell(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
-    shown = []
-    for row in found:
-        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
-        shown.append(
-            {
-                "data": row["task"],
-                "model": row["model"],
-                "prior": row["prior"],
-                "by": row["method"],
-                "accuracy (%)": cell(row["accuracy"], 2) + spread,
-                "paper": cell(row["paper_accuracy"], 2),
-                "NLL": cell(row["nll"], 3),
-                "paper ": cell(row["paper_nll"], 3),
-                "evidence/N": cell(row["evidence"], 3),
-                "paper  ": cell(row["paper_evidence"], 3),
-                "epochs": cell(row["epochs"], 0),
-                "seconds": cell(row["seconds"], 0),
-            }
-        )
-    wanted = [c for c in shown[0] if not c.startswith("paper ") or any(row[c] != "-" for row in shown)]
-    wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
-    lines = [[row[c] for c in wanted] for row in shown]
-    print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
 
 
 def _show_table(summary: Mapping[str, Any]) -> None:

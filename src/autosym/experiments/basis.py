@@ -47,6 +47,7 @@ class Run:
     steps: int = 80  # of gradient ascent for lambda
 
 
+ERRORS = ("train_error", "test_error")
 MODELS = (
     Model("low frequency", 0.3),
     Model("symmetric", 1.5, 1.0),
@@ -164,8 +165,12 @@ def demo(out: Path, seed: int = 0) -> dict[str, Any]:
 def show(result: Mapping[str, Any]) -> None:
     """The table in the terminal, and what each criterion chooses."""
     rows = [
-        (r["model"], f"{r['frequency']:g}", f"{r['lambda']:g}", *(f"{r[key]:.3f}" for key in ("train_error", "test_error")))
-        + (f"{r['log_evidence']:.1f}",)
+        (
+            r["model"],
+            *(f"{r[k]:g}" for k in ("frequency", "lambda")),
+            *(f"{r[k]:.3f}" for k in ERRORS),
+            f"{r['log_evidence']:.1f}",
+        )
         for r in result["rows"]
     ]
     columns = ("model", "frequency", "lambda", "training error", "test error", "log evidence (nats)")
