@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent / "src" / "autosym"
 # What each room may import of autosym (its own room aside).
 LAYER_ROOMS = {"capture", "convolutions", "groups", "paths", "sparse", "layers"}
 EVIDENCE_ROOMS = {
+    "averaging",
     "convolutions",
     "groups",
     "paths",
@@ -39,10 +40,10 @@ ALLOWED = {
     "conversion": LAYER_ROOMS | {"batching", "observation", "sites"},
     "plain": LAYER_ROOMS,
     "hardening": FITTED_ROOMS | {"plain", "training"},
-    "averaging": LAYER_ROOMS,
+    "averaging": set(),
     "noether": LAYER_ROOMS,
-    "sites": {"batching", "groups", "paths", "sparse"},
-    "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching"},
+    "sites": {"averaging", "batching", "groups", "paths", "sparse"},
+    "curvature": {"averaging", "groups", "paths", "sites", "likelihoods", "priors", "batching"},
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,
     "predictive": EVIDENCE_ROOMS,
