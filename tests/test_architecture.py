@@ -51,7 +51,8 @@ ALLOWED = {
     "proximal": {"likelihoods", "priors"},
     "checkpoint": {"batching", "likelihoods", "priors", "proximal"},
     "logs": set(),
-    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs"},
+    "ranges": EVIDENCE_ROOMS,
+    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges"},
     "__init__": FITTED_ROOMS
     | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training", "comparison"},
     "comparison": FITTED_ROOMS | {"training"},

@@ -66,14 +66,15 @@ class Transformations(nn.Module):
     generators: Tensor
     limits: Tensor
 
-    def __init__(self, symmetry: Symmetry, samples: int = 31, padding: Padding = "zeros"):
+    def __init__(self, symmetry: Symmetry, samples: int = 31, padding: Padding = "zeros", learn: bool = True):
         super().__init__()
         widths = _widths(symmetry)
         if samples < 1:
             raise ValueError(f"samples, the copies to average over, must be at least 1, got {samples}")
         if padding not in ("zeros", "border"):
             raise ValueError(f"padding {padding!r} is not 'zeros' or 'border': what images are outside of their frame")
-        self.names, self.samples, self.padding = tuple(name for name in widths if widths[name] > 0), samples, padding
+        self.names, self.samples = tuple(name for name in widths if widths[name] > 0), samples
+        self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
         # A hyperparameter, not a weight: frozen, so that optimisers of weights, priors and curvature leave it alone.
         self.raw = nn.Parameter((start + torch.log(-torch.expm1(-start))).float(), requires_grad=False)
@@ -224,7 +225,12 @@ class Symmetrised(nn.Module):
 
 
 def symmetrise(
-    model: nn.Module, symmetry: Symmetry = "affine", samples: int = 31, where: Where = "input", padding: Padding = "zeros"
+    model: nn.Module,
+    symmetry: Symmetry = "affine",
+    samples: int = 31,
+    where: Where = "input",
+    padding: Padding = "zeros",
+    learn: bool = True,
 ) -> Symmetrised:
     """Average ``model`` over transformations of its input whose ranges are learned: f(x) = 1/S sum_s model(T_s x).
 
@@ -235,9 +241,10 @@ def symmetrise(
 
     ``where="weights"`` is the model with the weight images of its first, linear layer transformed in place of the input: that layer sees
     the adjoint of resampling, which equals it up to interpolation (``Transformations.adjoint``). ``fit`` learns the widths by evidence,
-    with new draws at every step; averaged copies are reduced in the curvature, which is exact for linear models.
+    with new draws at every step, unless ``learn`` is False; averaged copies are reduced in the curvature, which is exact for linear
+    models.
     """
-    return Symmetrised(model, Transformations(symmetry, samples, padding), where)
+    return Symmetrised(model, Transformations(symmetry, samples, padding, learn), where)
 
 
 class Augmentation(nn.Module):
@@ -249,7 +256,7 @@ class Augmentation(nn.Module):
     def __init__(self, transformations: Transformations):
         super().__init__()
         widths = dict(zip(transformations.names, transformations.widths().tolist(), strict=True))
-        self.transformations = Transformations(widths, 1, transformations.padding)
+        self.transformations = Transformations(widths, 1, transformations.padding, learn=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
