@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent / "src" / "autosym"
 # What each room may import of autosym (its own room aside).
 LAYER_ROOMS = {"capture", "convolutions", "groups", "paths", "sparse", "layers"}
 EVIDENCE_ROOMS = {
+    "averaging",
     "convolutions",
     "groups",
     "paths",
@@ -40,11 +41,11 @@ ALLOWED = {
     "conversion": LAYER_ROOMS | {"batching", "observation", "sites"},
     "plain": LAYER_ROOMS,
     "hardening": FITTED_ROOMS | {"plain", "training"},
-    "averaging": LAYER_ROOMS,
+    "averaging": set(),
     "noether": LAYER_ROOMS,
-    "sites": {"batching", "groups", "paths", "sparse"},
+    "sites": {"averaging", "batching", "groups", "paths", "sparse"},
     "processes": set(),
-    "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching", "processes"},
+    "curvature": {"averaging", "groups", "paths", "sites", "likelihoods", "priors", "batching", "processes"},
     "evidence": EVIDENCE_ROOMS,
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS,
     "predictive": EVIDENCE_ROOMS,
@@ -52,7 +53,8 @@ ALLOWED = {
     "proximal": {"likelihoods", "priors", "processes"},
     "checkpoint": {"batching", "likelihoods", "priors", "proximal", "processes"},
     "logs": set(),
-    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs"},
+    "ranges": EVIDENCE_ROOMS,
+    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges"},
     "__init__": FITTED_ROOMS
     | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training", "comparison"},
     "comparison": FITTED_ROOMS | {"training"},

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from autosym import layers, nets
-from autosym.curvature import _Signs
+from autosym.curvature import Signs
 from autosym.likelihoods import LIKELIHOODS
 from factories import LAYERS
 from models import (
@@ -138,25 +138,25 @@ def test_float32_is_close_to_float64(likelihood):
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 7, 7, 7, 7, 5], [40], [1, 39]], ids=str)
 @pytest.mark.parametrize("width", [1, 3])
 def test_signs_do_not_depend_on_how_many_are_drawn_at_a_time(sizes, width):
-    signs = _Signs(5)
+    signs = Signs(5)
     drawn = torch.cat([signs(places, width).double() for places in torch.arange(40).split(sizes)])
-    assert torch.equal(drawn, _Signs(5)(torch.arange(40), width).double())
+    assert torch.equal(drawn, Signs(5)(torch.arange(40), width).double())
     assert drawn.shape == (40, width)
 
 
 def test_signs_are_independent_beyond_the_buffer():
-    one, parts = _Signs(2), _Signs(2)
+    one, parts = Signs(2), Signs(2)
     whole = one(torch.arange(5000), 4)
     assert torch.equal(torch.cat([parts(places, 4) for places in torch.arange(5000).split([1000, 24, 1, 2000, 1975])]), whole)
     every_third = torch.arange(1, 5000, 3)
-    assert torch.equal(_Signs(2)(every_third, 4), whole[every_third])
+    assert torch.equal(Signs(2)(every_third, 4), whole[every_third])
     assert set(whole.unique().tolist()) == {-1, 1}
     whole = whole.double()
     assert whole.mean(0).abs().max() < 0.06, "four standard deviations"
     assert (whole.T @ whole / 5000 - torch.eye(4)).abs().max() < 0.06
     assert (whole[:-1] * whole[1:]).mean(0).abs().max() < 0.06
     assert (whole[:1024] * whole[1024:2048]).mean(0).abs().max() < 0.13
-    assert not torch.equal(_Signs(3)(torch.arange(5000), 4), whole)
+    assert not torch.equal(Signs(3)(torch.arange(5000), 4), whole)
 
 
 # ---- the model is left as it was

@@ -7,7 +7,7 @@ checkpoint or the new one. What is read is checked before it is used: format, ve
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ class State:
     weights: Weights
     stream: Stream
     config: dict[str, Any]
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # of other steps than those of weights
 
     def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """The state after ``len(lines)`` epochs; of several processes the first writes."""
@@ -130,6 +131,7 @@ class State:
             "first": self.weights.first,
             "second": self.weights.second,
             "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
+            "more": self.more,
         }
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 

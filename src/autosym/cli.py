@@ -20,6 +20,7 @@ from tyro.conf import Positional
 
 import autosym
 from autosym import applications, findings, processes
+from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
@@ -142,19 +143,29 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def demo(
-    out: Path = Path("runs/demo"), groups: bool = False, jobs: int | None = None, epochs: int | None = None, json: bool = False
+    out: Path = Path("runs/demo"),
+    groups: bool = False,
+    basis: bool = False,
+    jobs: int | None = None,
+    epochs: int | None = None,
+    json: bool = False,
 ) -> None:
     """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
 
     Args:
         out: where result.json and demo.png are written.
         groups: instead, compare which group digits ask for when they are upright and when they are turned.
+        basis: instead, basis functions with exact evidence, in seconds: is a function even?
         jobs: how many networks to train at a time (all cores by default).
         epochs: train for fewer or more epochs than the demo's.
         json: print the result as JSON and nothing else.
     """
     if groups:
         return _demo_groups(out, epochs, json)
+    if basis:
+        found = basis_functions.demo(out)
+        print(json_format.dumps(found)) if json else basis_functions.show(found)
+        return
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
@@ -315,7 +326,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         if json:
             print(json_format.dumps({"rows": found}))
         else:
-            _show_published(number, found)
+            images.show(number, found)
         return
     if name != "quadrant-digits":
         raise ValueError(f"no table is called {name!r}; there are: 1, 2, 3, quadrant-digits")
@@ -327,37 +338,6 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         print(json_format.dumps({"rows": summary["rows"]}))
     else:
         _show_table(summary)
-
-
-def _show_published(number: str, found: Sequence[Mapping[str, Any]]) -> None:
-    """Ours beside the paper's; a cell that was not run is a dash."""
-
-    def cell(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
-    shown = []
-    for row in found:
-        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
-        shown.append(
-            {
-                "data": row["task"],
-                "model": row["model"],
-                "prior": row["prior"],
-                "by": row["method"],
-                "accuracy (%)": cell(row["accuracy"], 2) + spread,
-                "paper": cell(row["paper_accuracy"], 2),
-                "NLL": cell(row["nll"], 3),
-                "paper ": cell(row["paper_nll"], 3),
-                "evidence/N": cell(row["evidence"], 3),
-                "paper  ": cell(row["paper_evidence"], 3),
-                "epochs": cell(row["epochs"], 0),
-                "seconds": cell(row["seconds"], 0),
-            }
-        )
-    wanted = [c for c in shown[0] if not c.startswith("paper ") or any(row[c] != "-" for row in shown)]
-    wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
-    lines = [[row[c] for c in wanted] for row in shown]
-    print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
 
 
 def _show_table(summary: Mapping[str, Any]) -> None:

@@ -57,12 +57,16 @@ class Curvature:
         With ``scales`` tau (K, out) of a path's prior they are those of tau^-1/2 G tau^-1/2, and U is tau^-1/2 times its vectors:
         the posterior covariance is (U x V) (lambda mu + delta)^-1 (U x V)^T either way.
         """
+        return {name: (lam[:, :, None] * mu[:, None, :], U, V) for name, (lam, U, mu, V) in self.decompositions(scales).items()}
+
+    def decompositions(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """lambda and U of G, mu and V of A for every path, as in ``eigenvectors``."""
         decomposed = {}
         for name, f in self.factors.items():
             root = scales[name].rsqrt().double() if name in scales else torch.ones_like(f.G[:, :, 0], dtype=torch.float64)
             lam, U = torch.linalg.eigh(root[:, :, None] * f.G.double() * root[:, None, :])
             mu, V = torch.linalg.eigh(f.A.double())
-            decomposed[name] = (lam.clamp_min(0)[:, :, None] * mu.clamp_min(0)[:, None, :], root[:, :, None] * U, V)
+            decomposed[name] = (lam.clamp_min(0), root[:, :, None] * U, mu.clamp_min(0), V)
         return decomposed
 
 
@@ -96,25 +100,25 @@ def kfac(
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
     check_loader(data, allow_partial)
-    used = _choose(subset, size_of(data), seed)
-    signs = _Signs(seed)
+    used = choose(subset, size_of(data), seed)
+    signs = Signs(seed)
     sums = _Sums(dtype)
     tape = Tape(sites(model, expand_bias), sums.add_inputs)
     device = next(model.parameters()).device
     statistic = torch.zeros((), dtype=torch.float64, device=device)
     fingerprint = torch.zeros(5, dtype=torch.float64, device=device)
     samples = outputs = limit = 0
-    parts = processes.count() if (size_of(data) or math.inf) >= processes.count() else 1  # very few samples: each takes all
+    parts = shares(data)
     batch_size = (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size
     with processes.agreeing(), tape, torch.enable_grad():
         for x, y, places in numbered(data, batch_size, processes.rank() % parts, parts):
             x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
             if not samples:
-                limit = max(1, int(min(_budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
+                limit = max(1, int(min(budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
             mask = None if used is None else used[places % len(used)]
             samples += len(x)
             fingerprint += _fingerprint(x, y)
-            for x_part, y_part, record, rows in _split(x, y, mask, limit):
+            for x_part, y_part, record, rows in split(x, y, mask, limit):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
                 likelihood.check(f.shape[1], y_part)
                 statistic = statistic + likelihood.statistic(f.detach(), y_part).double()
@@ -249,7 +253,12 @@ def _solve(matrices: Tensor) -> Tensor:
     return matrices.new_full(matrices.shape[:-1], torch.nan, dtype=torch.float64)
 
 
-def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool, Tensor]]:
+def shares(data: Data) -> int:
+    """Among how many processes the samples are shared out: all, or, if there are fewer samples, none (each takes all)."""
+    return processes.count() if (size_of(data) or math.inf) >= processes.count() else 1
+
+
+def split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool, Tensor]]:
     """The samples of a batch to take curvature from (True), then the rest (False), at most ``limit`` at a time, and their rows."""
     chosen = mask if mask is not None else torch.ones(len(x), dtype=torch.bool)
     for part, record in ((chosen, True), (~chosen, False)):
@@ -258,7 +267,7 @@ def _split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tu
             yield (x, y, record, rows) if whole else (x[rows.to(x.device)], y[rows.to(y.device)], record, rows)
 
 
-def _budget(memory: float | None, device: torch.device) -> float:
+def budget(memory: float | None, device: torch.device) -> float:
     """Bytes for the activations of one batch."""
     if memory is not None:
         if not memory > 0:
@@ -267,7 +276,7 @@ def _budget(memory: float | None, device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 2 * 2**30
 
 
-def _choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:
+def choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:
     """Which samples of the stream to use: None for all, else a mask of ``subset`` of ``size``."""
     if subset is None:
         return None
@@ -280,7 +289,7 @@ def _choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:
     return mask
 
 
-class _Signs:
+class Signs:
     """Independent signs, one row for each place in the stream, whatever the batches and processes; asked for in ascending order."""
 
     def __init__(self, seed: int):

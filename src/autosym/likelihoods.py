@@ -55,12 +55,16 @@ class Categorical(nn.Module):
         return torch.ones((), dtype=torch.float64)
 
     def root(self, outputs: Tensor) -> Tensor:
-        p = outputs.softmax(-1)
-        tail = (p @ p.new_ones(p.shape[1], p.shape[1]).tril()).clamp_min(torch.finfo(p.dtype).tiny)  # r_j; q_j is r_{j+1}
-        here, rest = tail[:, :-1], tail[:, 1:]
-        below = -p[:, :, None] * (p[:, :-1] / here).sqrt()[:, None, :] / rest.sqrt()[:, None, :]
-        diagonal = torch.diag_embed((p[:, :-1] / here).sqrt() * rest.sqrt())
-        return below.tril(-1) + torch.nn.functional.pad(diagonal, (0, 0, 0, 1))
+        # By logarithms: where a probability is 0 in floating point its root would have an infinite slope.
+        p = outputs.log_softmax(-1)
+        tail = p.flip(-1).logcumsumexp(-1).flip(-1)  # log r_j; q_j is r_{j+1}
+        here, rest, part = tail[:, None, :-1], tail[:, None, 1:], p[:, None, :-1]
+        classes = torch.arange(p.shape[1], device=p.device)
+        row, column = classes[:, None], classes[:-1]
+        below = p[:, :, None] + (part - here - rest) / 2
+        diagonal = ((part - here + rest) / 2).expand_as(below)
+        size = torch.where(row > column, below, torch.where(row == column, diagonal, -torch.inf)).exp()
+        return torch.where(row > column, -size, size)
 
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
         """One column (B, D) for each sample of the symmetric root sqrt(p_c) (e_c - p), c = ``index`` (B,); it has D."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from autosym.averaging import Symmetrised
 from autosym.batching import all_finite
 from autosym.paths import Bias, Conv, Dense, Path, form_of
 from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangents
@@ -101,7 +102,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
 
     owned = sites(model, expand_bias)
     see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
-    with Tape(owned, see, weights=True) as tape, torch.enable_grad():
+    with Tape(owned, see, weights=True, reduce=False) as tape, torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             f = tape.record(model, x)
         cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
@@ -143,10 +144,21 @@ class Tape:
     """Hooks on the modules of all sites: shows paths their inputs as they come forward, and hands out rows as they come backward.
 
     Weights take no part in its graph (but with ``weights``): a backward pass goes to the outputs of paths only, at half the cost.
+    Of a model that averages copies of every sample (``averaging``) a path sees its mean input and the sum of its cotangents, as columns
+    and rows are linear: the reduced form, exact where the model is linear. With ``reduce`` False copies count as samples. With ``graph``
+    inputs and rows stay in the graph, to be differentiated again.
     """
 
-    def __init__(self, sites: Sequence[Site], see: Callable[[str, Definition, Tensor], None], weights: bool = False):
-        self.sites, self.see, self.weights = sites, see, weights
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        see: Callable[[str, Definition, Tensor], None],
+        weights: bool = False,
+        reduce: bool = True,
+        graph: bool = False,
+    ):
+        self.sites, self.see, self.weights, self.reduce, self.graph = sites, see, weights, reduce, graph
+        self.copies: dict[nn.Module, int] = {}
         self.by_module: dict[nn.Module, list[Site]] = {}
         for site in sites:
             self.by_module.setdefault(site.module, []).append(site)
@@ -183,6 +195,8 @@ class Tape:
         """The outputs of the model, with every path shown its input and a graph to go back through."""
         self.edges.clear()
         self.recording, self.batch = True, len(x)
+        averaged = [module for module in model.modules() if isinstance(module, Symmetrised)]
+        self.copies = {part: module.copies for module in averaged for part in module.model.modules()}
         with nullcontext() if self.weights else self._weights_aside():
             f = model(x)
         self.recording = False
@@ -201,9 +215,12 @@ class Tape:
         Paths whose rows are the same numbers at the same place in memory (a dense map and its bias) come together.
         """
         self.current = "a backward pass"
-        grads = torch.autograd.grad(f, list(self.edges.values()), cotangent, retain_graph=True, allow_unused=True)
+        edges = list(self.edges.values())
+        grads = torch.autograd.grad(f, edges, cotangent, retain_graph=True, allow_unused=True, create_graph=self.graph)
         same: dict[tuple, tuple[tuple[str, ...], Tensor]] = {}
         for module, grad in zip(self.edges, grads, strict=True):
+            if grad is not None and self.reduce and module in self.copies:
+                grad = grad.unflatten(0, (self.batch, -1)).sum(1)
             for site in self.by_module[module]:
                 if grad is None:
                     raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
@@ -243,7 +260,8 @@ class Tape:
                 f"{names} is used more than once in a forward pass: the curvature of a shared layer is not the sum of its "
                 "uses; make one layer for each use"
             )
-        if len(inputs) != 1 or inputs[0].shape[0] != self.batch:
+        copies = self.copies.get(module, 1)
+        if len(inputs) != 1 or inputs[0].shape[0] != self.batch * copies:
             raise ValueError(
                 f"{names} must see one positional tensor whose first axis is the batch of {self.batch} samples; got "
                 f"{[tuple(x.shape) for x in inputs]}: keep positions in an axis of their own"
@@ -254,9 +272,12 @@ class Tape:
             output = output if spread else output.clone()
         elif output._is_view() and not spread:  # an in-place activation that follows would take a view out of the graph
             output = output.clone()
+        x = inputs[0] if self.graph else inputs[0].detach()
+        if self.reduce and copies > 1:
+            x = x.unflatten(0, (self.batch, copies)).mean(1)
         for site in self.by_module[module]:
-            path = self.paths[site.name] = site.path(inputs[0].detach(), output)
-            self.see(site.name, path, inputs[0].detach())
+            path = self.paths[site.name] = site.path(x, output)
+            self.see(site.name, path, x)
         # The edge, not the tensor: an in-place activation that follows would move the tensor's place in the graph.
         self.edges[module] = get_gradient_edge(output)
         return output

@@ -209,7 +209,7 @@ class Tangents:
     """A few scalars that enter a path non-linearly, seen through its derivatives in them: S = K = in = 1, so the block is exact."""
 
     def __init__(self, path: "SparseConv | SparseIn | SparseOut", name: str, x: Tensor):
-        with torch.no_grad():
+        with torch.set_grad_enabled(x.requires_grad):
             self.tangents = torch.stack([path.through(x, slope) for slope in path.basis.slopes(name)], 1)
 
     def columns(self, x: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from autosym.likelihoods import Gaussian, Likelihood
 from autosym.predictive import Link, Predictive, predictive
 from autosym.priors import Prior
 from autosym.proximal import Weights
+from autosym.ranges import Ranges
 from autosym.sites import sites, sizes
 from autosym.symmetry import Symmetry, symmetry
 
@@ -238,7 +239,9 @@ def fit(
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment, part, parts)
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
-    state = State(model, prior, likelihood, weights, stream, {"schedule": repr(schedule), "seed": seed, "samples": count})
+    ranges = Ranges(model, schedule.hyper_lr)
+    config = {"schedule": repr(schedule), "seed": seed, "samples": count}
+    state = State(model, prior, likelihood, weights, stream, config, ranges.tensors())
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
     if checkpoint and not lines:
         state.write(File(checkpoint), lines)  # over that of an earlier run, which a resumed one must not go on from
@@ -253,7 +256,8 @@ def fit(
     ):
         for epoch in range(len(lines) + 1, schedule.epochs + 1):
             weights.set_prior(prior, likelihood)
-            for x, y in stream.epoch(epoch):
+            for number, (x, y) in enumerate(stream.epoch(epoch), 1):
+                ranges.redraw(seed, epoch, number)
                 weights.lr.fill_(schedule.rate((epoch - 1 + min(stream.shown / count, 1.0)) / schedule.epochs))
                 step(x, y)
             loss = weights.take_loss()
@@ -261,8 +265,10 @@ def fit(
                 raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
             line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(stream.shown, 1)}
             if epoch in evidence_epochs:
+                ranges.redraw(seed, epoch, 0)
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
-                line |= _summary(model, likelihood, prior, at)
+                ranges.step(model, evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
+                line |= _summary(model, likelihood, prior, at) | ranges.summary()
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
             for consumer in filter(None, (show, write, scalars, log if part == 0 else None)):
@@ -270,6 +276,7 @@ def fit(
             if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
                 state.write(File(checkpoint), lines)
                 saved = time.perf_counter()
+        ranges.settle()
         at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled_end, seed=seed, memory=memory)
         if math.isfinite(prior.nu):
             at = at.with_scales(prior)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autosym import data, nets, processes
 from autosym.experiments.running import METHODS, train_and_measure, write
-from autosym.report import draw_precisions, draw_shares
+from autosym.report import draw_precisions, draw_shares, print_table
 from autosym.training import Schedule
 
 Pair = tuple[Tensor, Tensor]
@@ -206,6 +206,37 @@ def _row(run: Run, results: Sequence[dict], paper: Mapping[str, float]) -> dict[
         "shares": mean_shares(results[0]["symmetry"]) if results else None,
         **{f"paper_{key}": paper.get(key) for key in ("accuracy", "nll", "evidence")},
     }
+
+
+def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """Ours beside the paper's; a cell that was not run is a dash."""
+
+    def cell(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    shown = []
+    for row in found:
+        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
+        shown.append(
+            {
+                "data": row["task"],
+                "model": row["model"],
+                "prior": row["prior"],
+                "by": row["method"],
+                "accuracy (%)": cell(row["accuracy"], 2) + spread,
+                "paper": cell(row["paper_accuracy"], 2),
+                "NLL": cell(row["nll"], 3),
+                "paper ": cell(row["paper_nll"], 3),
+                "evidence/N": cell(row["evidence"], 3),
+                "paper  ": cell(row["paper_evidence"], 3),
+                "epochs": cell(row["epochs"], 0),
+                "seconds": cell(row["seconds"], 0),
+            }
+        )
+    wanted = [c for c in shown[0] if not c.startswith("paper ") or any(row[c] != "-" for row in shown)]
+    wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
+    lines = [[row[c] for c in wanted] for row in shown]
+    print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
 
 
 def mean_shares(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, float]:
