@@ -56,8 +56,10 @@ ALLOWED = {
     "ranges": EVIDENCE_ROOMS,
     "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges"},
     "__init__": FITTED_ROOMS
-    | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training", "comparison"},
+    | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training", "comparison", "loop"},
     "comparison": FITTED_ROOMS | {"training"},
+    "loop": FITTED_ROOMS | {"training"},
+    "lightning": {"batching", "loop"},
     "provenance": {"__init__"},
     "findings": FITTED_ROOMS | {"training", "equivariance", "provenance"},
     "wording": set(),
@@ -85,7 +87,7 @@ ALLOWED = {
     "__main__": {"cli", "processes"},
 }
 INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report
-OUTER = {"cli", "__main__", "experiments", "report", "data"}  # may import their own tools at module level
+OUTER = {"lightning", "cli", "__main__", "experiments", "report", "data"}  # may import their own tools at module level
 LIBRARIES = {"torch", "numpy", "safetensors", "autosym", *sys.stdlib_module_names}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -6,6 +6,7 @@ from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
 from autosym.hardening import Hardening, harden
 from autosym.likelihoods import Categorical, Gaussian
+from autosym.loop import Learner
 from autosym.predictive import Predictive, calibration_error
 from autosym.priors import Prior
 from autosym.symmetry import Symmetry
@@ -19,6 +20,7 @@ __all__ = [
     "Fit",
     "Gaussian",
     "Hardening",
+    "Learner",
     "Predictive",
     "Prior",
     "Relaxation",

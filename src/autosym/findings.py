@@ -57,7 +57,7 @@ def contents(
     the report says that they were not. ``compare`` is the evidence of alternatives on the same training data: fits, evidences or
     nats by name, or a list of dictionaries with ``name``, ``log_evidence`` and, if known, ``probability`` (or tuples of these).
     """
-    gammas = fit.laplace.effective_parameters(fit.prior)
+    gammas = fit.estimate.effective_parameters(fit.prior)
     record = fit.evidence
     found = {
         "title": title,

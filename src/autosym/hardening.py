@@ -168,7 +168,7 @@ def _of(branch: nn.Module, symmetric: bool) -> list[tuple[str, Path, tuple[str, 
 def _gammas(fit: Fit) -> dict[str, float]:
     """Effective parameters by name of path."""
     with torch.no_grad():
-        return dict(zip(fit.laplace.names, fit.laplace.effective_parameters(fit.prior).tolist(), strict=True))
+        return dict(zip(fit.estimate.names, fit.estimate.effective_parameters(fit.prior).tolist(), strict=True))
 
 
 def _under(gammas: dict[str, float], stems: Sequence[str]) -> float:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
+from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.layers import Relaxed
 from autosym.priors import Prior
@@ -69,7 +70,7 @@ class Symmetry:
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def symmetry(model: nn.Module, prior: Prior, laplace: Laplace) -> Symmetry:
+def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symmetry:
     """The shares of every relaxed layer of ``model`` under ``prior``."""
     gammas = dict(zip(laplace.names, laplace.effective_parameters(prior).tolist(), strict=True))
     sizes = dict(zip(laplace.names, laplace.sizes.tolist(), strict=True))

@@ -27,7 +27,8 @@ from autosym.batching import Augment, Data, Stream, batches, check_loader, check
 from autosym.capture import Captured
 from autosym.checkpoint import State
 from autosym.curvature import kfac
-from autosym.evidence import laplace
+from autosym.evidence import kernel, laplace
+from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
@@ -63,6 +64,7 @@ class Schedule:
     hyper_lr: float = 0.1  # and their rate
     sampled: bool = True  # curvature of evidence steps by one backward pass in all instead of one for each output,
     subset: int | None = None  # and on so many samples
+    kernel: int | None = None  # or by the kernel of so many samples, one output of each: for many classes
     sampled_end: bool = False  # the same for the evidence at the end
     start_cap: float = 1.0  # precisions start no higher with evidence: weights must hear the data before they are judged
 
@@ -86,6 +88,7 @@ class Schedule:
                 ("hyper_steps", self.hyper_steps >= 1, "at least 1"),
                 ("hyper_lr", self.hyper_lr > 0, "positive"),
                 ("subset", self.subset is None or self.subset >= 1, "at least 1"),
+                ("kernel", self.kernel is None or self.kernel >= 1, "at least 1"),
                 ("start_cap", self.start_cap > 0, "positive"),
             )
             if not fine
@@ -127,7 +130,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model, its prior and noise, the history of the run, and the evidence at the end, at which ``laplace`` was taken."""
+    """A fitted model, its prior and noise, the history of the run, and the evidence at the end, at which ``estimate`` was taken."""
 
     model: nn.Module
     prior: Prior
@@ -135,12 +138,12 @@ class Fit:
     schedule: Schedule
     history: list[dict[str, Any]]
     evidence: Evidence
-    laplace: Laplace
+    estimate: Laplace | Kernel
     seed: int = 0
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
-        return symmetry(self.model, self.prior, self.laplace)
+        return symmetry(self.model, self.prior, self.estimate)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
@@ -161,6 +164,13 @@ class Fit:
         from autosym import report
 
         return report.plot(self)
+
+    @property
+    def laplace(self) -> Laplace:
+        """The estimate with its Kronecker factors."""
+        if isinstance(self.estimate, Kernel):
+            raise ValueError("this fit was made with kernel evidence, which has no Kronecker factors: fit without kernel=")
+        return self.estimate
 
     @cached_property
     def _eigenvectors(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -240,6 +250,8 @@ def fit(
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     ranges = Ranges(model, schedule.hyper_lr)
+    if ranges.learned and schedule.kernel is not None:
+        raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
     config = {"schedule": repr(schedule), "seed": seed, "samples": count}
     state = State(model, prior, likelihood, weights, stream, config, ranges.tensors())
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
@@ -267,7 +279,8 @@ def fit(
             if epoch in evidence_epochs:
                 ranges.redraw(seed, epoch, 0)
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
-                ranges.step(model, evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
+                if isinstance(at, Laplace):
+                    ranges.step(model, evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
                 line |= _summary(model, likelihood, prior, at) | ranges.summary()
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
@@ -277,9 +290,7 @@ def fit(
                 state.write(File(checkpoint), lines)
                 saved = time.perf_counter()
         ranges.settle()
-        at = laplace.at(model, evidence_data, likelihood, sampled=schedule.sampled_end, seed=seed, memory=memory)
-        if math.isfinite(prior.nu):
-            at = at.with_scales(prior)
+        at = _at(model, evidence_data, likelihood, prior, schedule, schedule.sampled_end, None, seed, memory)
     with torch.no_grad():
         return Fit(model, prior, likelihood, schedule, lines, at(prior), at, seed)
 
@@ -307,11 +318,9 @@ def evidence_step(
     schedule: Schedule,
     seed: int,
     memory: float | None = None,
-) -> Laplace:
+) -> Laplace | Kernel:
     """One expensive pass, then a damped closed-form step, or gradient steps, on precisions and noise."""
-    at = laplace.at(model, data, likelihood, sampled=schedule.sampled, subset=schedule.subset, seed=seed, memory=memory)
-    if math.isfinite(prior.nu):
-        at = at.with_scales(prior)
+    at = _at(model, data, likelihood, prior, schedule, schedule.sampled, schedule.subset, seed, memory)
     if schedule.step == "mackay":
         at.mackay(prior, schedule.damping, schedule.trust)
         return at
@@ -323,7 +332,25 @@ def evidence_step(
     return at
 
 
-def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace) -> dict[str, Any]:
+def _at(
+    model: nn.Module,
+    data: Data,
+    likelihood: Likelihood,
+    prior: Prior,
+    schedule: Schedule,
+    sampled: bool,
+    subset: int | None,
+    seed: int,
+    memory: float | None,
+) -> Laplace | Kernel:
+    """The expensive pass of the estimator that the schedule asks for."""
+    if schedule.kernel is not None:
+        return kernel.at(model, data, likelihood, samples=schedule.kernel, outputs="one", seed=seed)
+    at = laplace.at(model, data, likelihood, sampled=sampled, subset=subset, seed=seed, memory=memory)
+    return at.with_scales(prior) if math.isfinite(prior.nu) else at
+
+
+def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace | Kernel) -> dict[str, Any]:
     """What a line of the history says of an evidence step: evidence, its parts, precisions, effective parameters, shares."""
     with torch.no_grad():
         record = at(prior)

@@ -96,12 +96,12 @@ def at(
     per_part = len(x) // parts
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
-    kernels: dict[str, list[Tensor]] = {}
+    owned = {site.name: site.parameter.detach() for site in sites(model)}
+    kernels: dict[str, list[Tensor]] = {name: [] for name in owned}
     for part in range(parts):
         inside = slice(part * per_part, (part + 1) * per_part)
         for name, kernel in _kernels(model, x[inside], likelihood, None if rows is None else rows[inside], batch_size).items():
-            kernels.setdefault(name, []).append(kernel)
-    owned = {site.name: site.parameter.detach() for site in sites(model)}
+            kernels[name].append(kernel)
     return Kernel(
         names=tuple(kernels),
         kernels=tuple(torch.stack(of_parts).cpu() for of_parts in kernels.values()),
