@@ -139,15 +139,90 @@ def test_a_convolution_with_borders_or_strides_is_equivariant_only_up_to_them():
         "zeros": Conv(1, 2, padding_mode="zeros"),
         "strided": Conv(1, 2, stride=2),
         "valid": Conv(1, 2, padding=(0, 0, 0, 0)),
+        "pointwise": Conv(1, 2, 1, padding_mode="zeros"),
+        "padded pointwise": Conv(1, 2, 1, padding=(2, 2, 2, 2)),
     }
     model = nn.ModuleDict(
         {name: layers.Relaxed({"conv": conv}, {"fc": Dense(shape, (2, 4, 4))}) for name, conv in made.items()}
     )
-    assert findings.approximate(model) == ["zeros", "strided", "valid"]
-    assert wording.headline(network(0.0, 0.0, 0.5), approximate=["l1", "l2"]) == (
+    limits = ["borders and strides"]
+    assert findings.approximate(model) == dict.fromkeys(("zeros", "strided", "valid", "padded pointwise"), limits)
+    assert wording.headline(network(0.0, 0.0, 0.5), approximate={"l1": limits, "l2": limits}) == (
         "Layer 1 became translation-equivariant; layer 2 became translation-equivariant up to borders and strides; layer 3 uses "
         "position (50 % free)."
     )
+
+
+def test_a_group_that_interpolates_is_not_called_exact():
+    net = nets.build("f-fc+gconv:c8", (1, 8, 8), 3, 1, channels=(1, 1), strides=(1, 2), hidden=2)
+    assert findings.approximate(net) == {"blocks.0": ["interpolation"], "blocks.1": ["interpolation"]}
+    assert findings.approximate(nets.build("f-fc+gconv:c4", (1, 8, 8), 3, 1, channels=(1,), strides=(1,), hidden=2)) == {}
+    rows = [path("f-fc", share=0.0, symmetric=False), path("gconv:c8", share=1.0)]
+    limits = {"1": ["interpolation"]}
+    assert (
+        wording.headline(rows, approximate=limits) == "Layer 1 became equivariant to translations and c8 up to interpolation."
+    )
+    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.4), path("gconv:c8", share=0.6)]
+    assert wording.headline(rows, approximate=limits) == "Layer 1 became translation-equivariant."
+
+
+def said_of(evidence, symmetry=None, **more):
+    """A report's contents as far as words go: ten samples of three classes."""
+    terms = dict.fromkeys(("log_likelihood", "log_prior", "complexity", "occam", "bound_of"))
+    known = {"likelihood": "categorical", "samples": 10, "outputs": 3, "evidence": {"log_evidence": evidence, **terms}}
+    return {"symmetry": network(0.0, 0.9) if symmetry is None else symmetry, **known, **more}
+
+
+def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
+    chance = -10 * math.log(3)
+    learned, guessed = wording.summary(said_of(chance + 0.1)), wording.summary(said_of(chance - 0.1))
+    assert learned["headline"].startswith("Layer 1 became translation-equivariant; layer 2 uses position")
+    assert guessed["headline"] == (
+        "Nothing was learned: the log evidence, -1.109 nats per sample, is not above that of guessing one of 3 classes, -1.099."
+    )
+    assert [layer["verdict"] for layer in guessed["layers"]] == ["guess", "guess"]
+    assert not any("position" in layer["words"] or "became" in layer["words"] for layer in guessed["layers"])
+    assert wording.summary(said_of(chance, schedule={"step": "none"}))["headline"].startswith("Symmetry was not learned")
+    for unknown in ({"likelihood": "gaussian"}, {"outputs": None}, {"evidence": None}, {"samples": None}):
+        assert wording.summary(said_of(chance - 0.1) | unknown)["headline"] == learned["headline"]
+
+
+def test_random_labels_are_not_a_symmetry():
+    """Noise with labels of no meaning: the page, its headline and its layers claim nothing."""
+    torch.manual_seed(0)
+    data = torch.randn(60, 2, 4, 4), torch.randint(3, (60,))
+    fit = autosym.fit(small(), data, epochs=40, lr=0.02)
+    assert float(fit.evidence.log_evidence) / 60 < -1.0986
+    text = Page(page.html(findings.contents(fit))).text
+    assert "Nothing was learned: " in text
+    assert not re.search("became|use position|uses position|counts as symmetric", text)
+
+
+def test_a_layer_without_an_effective_parameter_is_not_judged():
+    rows = [row | {"effective_parameters": 0.4} for row in network(0.9)]
+    assert wording.headline(rows) == "Layer 1 has less than one effective parameter, too little to judge by."
+    assert wording.layers(rows)[0]["verdict"] == "unused"
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([-100.0 + 5 * i for i in range(12)], "still rising"),
+        ([-100.0 + 60 * (1 - math.exp(-i)) for i in range(12)], None),
+        ([-100.0, -60.0], "still rising"),
+        ([-60.0 + 0.05 * i for i in range(12)], None),
+        ([-50.0 - i for i in range(12)], None),
+        ([-50.0], "one step only"),
+        ([], None),
+    ],
+    ids=["rising", "settled", "two steps", "by less than a nat", "falling", "one step", "none"],
+)
+def test_an_evidence_that_still_rose_is_cautioned_of(values, word):
+    history = [{"epoch": e, "loss": 1.0} | ({"log_evidence": v} if e % 2 else {}) for v in values for e in (1, 2)]
+    said = said_of(-5.0, history=history)
+    cautions = wording.summary(said)["cautions"]
+    assert (len(cautions) == 1 and word in cautions[0]) if word else cautions == []
+    assert all(caution in Page(page.html(said)).text for caution in cautions)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +232,12 @@ def test_a_convolution_with_borders_or_strides_is_equivariant_only_up_to_them():
 def test_a_sparse_path_is_judged_by_learned_lengthscales(omega, learned, expected):
     precision = {"u_1": 1.0, "u_2": 1.0} | ({"u_1.omega": 9.0, "u_2.omega": 9.0} if learned else {})
     rows = [path("s-fc", symmetric=False, omega={"u_1": omega, "u_2": 0.0}, precision=precision)]
-    assert wording.layers(rows)[0]["verdict"] == expected
+    layer = wording.layers(rows)[0]
+    assert layer["verdict"] == expected
+    assert ("became constant in space" in layer["words"]) == (expected == "constant")
+    beside = wording.layers([path("conv", share=0.4), rows[0] | {"share": 0.6}])[0]["words"]
+    known = "became translation-equivariant: its free paths are constant in space, by their lengthscales"
+    assert (beside == known) == (expected == "constant"), "a convolution is not constant in space"
 
 
 @pytest.mark.parametrize(
@@ -197,6 +277,26 @@ def test_contents_are_strict_json_and_equal_the_fit(fitted):
         logits = fit.model(data[0])
     assert said["calibration"]["error"] == pytest.approx(calibration_error(logits.softmax(1), data[1]))
     assert said["calibration"]["accuracy"] == pytest.approx(float((logits.argmax(1) == data[1]).double().mean()))
+
+
+def test_it_is_said_what_was_measured_on(fitted):
+    fit, (x, y) = fitted
+    order = torch.randperm(len(x))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 5, shuffle=True)
+    for data, options, known, words in (
+        ((x, y), {}, "training", "training accuracy"),
+        ((x[order], y[order]), {}, "training", "training accuracy"),
+        (loader, {}, "training", "training accuracy"),
+        ((x[:9], y[:9]), {}, "given", "accuracy on the data given"),
+        ((x[:9], y[:9]), {"measured_on": "held out"}, "held out", "held-out accuracy"),
+    ):
+        said = findings.contents(fit, data, **options)
+        assert said["measured_on"] == known
+        text = Page(page.html(said)).text
+        assert words in text
+        assert words.replace("accuracy", "calibration error") in text
+        assert f"{said['calibration']['samples']} {words.partition('accuracy')[0]}samples," in text
+    assert "measured_on" not in findings.contents(fit)
 
 
 def test_contents_without_data_measure_nothing(fitted):
@@ -341,25 +441,45 @@ def test_alternatives_are_compared_with_this_fit(fitted):
     rows = findings.contents(fit, compare={"conv": other, "better": own + math.log(9)}, title="this")["compare"]
     assert rows[0]["name"] == "better"
     assert {row["name"] for row in rows} == {"this", "conv", "better"}
+    assert rows[0]["warnings"] == [findings.UNCHECKED]
     evidences = torch.tensor([row["log_evidence"] for row in rows], dtype=torch.float64)
     assert [row["probability"] for row in rows] == pytest.approx(evidences.softmax(0).tolist())
     assert next(row for row in rows if row["name"] == "conv")["log_evidence"] == float(other.evidence.log_evidence)
-    given = [
-        {"name": "a", "log_evidence": own, "probability": 0.25},
-        {"name": "b", "log_evidence": own - 1, "probability": 0.75},
-    ]
-    assert findings.contents(fit, compare=given)["compare"] == given, "this fit is a, and probabilities stay as they were"
-    tuples = [tuple(row.values()) for row in given]
-    assert findings.contents(fit, compare=tuples)["compare"] == given
+
+
+def test_a_comparison_is_shown_with_its_warnings(fitted):
+    fit, data = fitted
+    other = autosym.fit(small("conv"), data, epochs=1)
+    compared = autosym.compare({"mine": fit, "conv": other}, data)
+    said = findings.contents(fit, compare=compared)
+    assert said["compare"] == findings.finite(compared.rows)
+    text = Page(page.html(said)).text
+    assert compared.warnings
+    assert all(warning in text for warning in compared.warnings)
+    third = autosym.fit(small("fc"), data, epochs=1)
+    assert {row["name"] for row in findings.contents(third, compare=compared, title="third")["compare"]} == {
+        "mine",
+        "conv",
+        "third",
+    }
+    with pytest.raises(ValueError, match="both called 'conv'"):
+        findings.contents(third, compare=compared, title="conv")
+    with pytest.raises(TypeError, match="compare takes what autosym"):
+        findings.contents(fit, compare=[("conv", -3.0)])
 
 
 def test_evidence_of_other_data_is_refused(fitted):
     fit, (x, y) = fitted
     other = autosym.fit(small("conv"), (x[:9], y[:9]), epochs=1)
-    with pytest.raises(ValueError, match="conv has the evidence of 9 samples, this fit of 24"):
+    with pytest.raises(ValueError, match="24 samples with 3 outputs, conv to 9"):
         findings.contents(fit, compare={"conv": other})
-    with pytest.raises(ValueError, match="compare takes evidence by name"):
-        findings.contents(fit, compare=[{"name": "a"}])
+    with pytest.raises(ValueError, match="conv has the evidence of 9 samples, this fit of 24"):
+        findings.contents(fit, compare={"conv": other.evidence})
+    with pytest.raises(TypeError, match="but a is a str"):
+        findings.contents(fit, compare={"a": "b"})
+    gaussian = autosym.fit(small("conv"), (x, torch.randn(24, 3)), "gaussian", epochs=1)
+    with pytest.raises(ValueError, match="a density and a probability"):
+        findings.contents(fit, compare={"gauss": gaussian})
 
 
 def test_the_page_says_how_far_behind_an_alternative_is(fitted):
@@ -413,7 +533,7 @@ def test_the_page_needs_nothing_else(fitted):
 
 def test_names_are_escaped(fitted):
     evil = "<script>alert(1)</script>\"'&"
-    said = findings.contents(*fitted, title=evil, compare={evil: -3.0})
+    said = findings.contents(*fitted, title=evil, compare={f"{evil}2": -3.0})
     for row in said["symmetry"]:
         row["layer"] = row["path"] = evil
     for row in said["equivariance"]:

@@ -96,6 +96,8 @@ def fit(
     _show_symmetry(Path(data).stem, result["symmetry"])
     row = result["row"]
     print(result["headline"])
+    for caution in result["cautions"]:
+        print(f"Caution: {caution}")
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
     print(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
@@ -320,7 +322,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
-    summary = json_format.loads(results.read_text())
+    summary = findings.read(results)
     if json:
         print(json_format.dumps({"rows": summary["rows"]}))
     else:

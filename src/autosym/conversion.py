@@ -23,7 +23,8 @@ from autosym import layers
 from autosym.layers import Affine, Relaxed
 from autosym.observation import Observation, Seen, observe
 from autosym.paths import Bias, Conv, Dense, Path, Pool, form_of
-from autosym.sites import refuse_batch_dependence, sites, verify
+from autosym.sites import is_under, refuse_batch_dependence, sites, verify
+from autosym.tables import table
 
 FREE = ("f-fc", "fc", "s-fc")
 RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
@@ -54,9 +55,7 @@ class Relaxation:
     def __str__(self) -> str:
         rows = [("layer", "kind", "outcome", "paths", "")]
         rows += [(n.layer or "(model)", n.kind, n.outcome, " + ".join(n.paths), n.note) for n in self.layers]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[4]]).rstrip() for row in rows]
-        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        return table(rows, "<<<<<")
 
 
 def relax(
@@ -91,7 +90,7 @@ def relax(
             "the outputs of the model on the example are not finite (NaN or Inf): mend the example, or the weights"
         )
     modules = dict(relaxed.named_modules())
-    held = {m for name, m in modules.items() if any(name == k or name.startswith(f"{k}.") for k in keep)}
+    held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
     folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
     notes = []
@@ -271,10 +270,7 @@ def _factor_bytes(path: nn.Module) -> int:
 
 def _approximate(conv: Conv) -> str:
     """Where a convolution of this form is not exactly equivariant."""
-    left, right, top, bottom = conv.padding
-    reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    around = conv.padding_mode == "circular" and [top + bottom, left + right] == reach
-    notes = [] if around or not any(reach) else ["at the borders"]
+    notes = ["at the borders"] if conv.has_borders else []
     if conv.stride != (1, 1):
         notes.append(f"between shifts of the stride {max(conv.stride)}")
     return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"
