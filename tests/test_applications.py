@@ -375,6 +375,43 @@ def test_a_read_run_computes_what_the_trained_network_did(capsys, tmp_path, npz)
     assert accuracy > 80
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda found: found.pop("preprocessing"), "audit reads runs of autosym fit"),
+        (lambda found: found["preprocessing"].pop("mean"), "result.json is of another version or broken (KeyError"),
+        (lambda found: found["preprocessing"].update(size="big"), "result.json is of another version or broken"),
+        (lambda found: found["network"].update(spam=1), "result.json is of another version or broken (TypeError"),
+        (lambda found: found.update(schedule=3), "result.json is of another version or broken"),
+    ],
+    ids=["preprocessing", "mean", "size", "network", "schedule"],
+)
+def test_audit_of_a_run_that_was_changed(capsys, tmp_path, npz, edit, message):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    path = tmp_path / "r" / "result.json"
+    found = json.loads(path.read_text())
+    edit(found)
+    path.write_text(json.dumps(found))
+    err = shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+    assert message in err
+    assert err.count("\n") == 1
+    path.write_text("{")
+    assert f"{path} is not JSON" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+
+
+def test_audit_of_a_run_without_its_weights(capsys, tmp_path, npz):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    (tmp_path / "r" / "checkpoint.safetensors").unlink()
+    assert "audit needs the weights of the run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+
+
+def test_a_deviation_is_positive(capsys, tmp_path, npz):
+    program = save(network(), tmp_path / "m.pt2")
+    for option, value in (("--std", "0"), ("--std", "-1"), ("--std", "nan"), ("--mean", "inf")):
+        assert f"{option} {float(value)}: must be finite" in shown(capsys, "audit", program, npz, option, value, status=1).err
+    shown(capsys, "audit", program, npz, "--mean", "0", "--groups", "translations")
+
+
 def test_rectangles_are_not_turned_by_default(capsys, tmp_path):
     images, labels = bars()
     np.savez(tmp_path / "wide.npz", x=images[:, :4], y=labels)

@@ -604,6 +604,52 @@ def test_the_page_of_a_long_run_of_a_deep_network_stays_small():
     assert len(page.html(said).encode()) < 2_000_000
 
 
+def test_the_page_of_a_network_of_sixty_layers_stays_small():
+    symmetry = network(*(0.1,) * 60)
+    names = [f"l{i}.{p}" for i in range(60) for p in ("conv.linear", "conv.bias", "f-fc.theta_1", "f-fc.theta_2", "f-fc.b_1")]
+    lines = [
+        {"epoch": e, "loss": 0.123456789, "log_evidence": -e / 7, "log_likelihood": -e / 2, "occam": -e / 2, "seconds": 1.0,
+         "precision": {name: (e + i) * 1.2345678 for i, name in enumerate(names)},
+         "effective_parameters": {name: (e + i) * 0.123456789 for i, name in enumerate(names)},
+         "free_share": {f"l{i}": 0.123456789 for i in range(60)}}
+        for e in range(1, 1001)
+    ]  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    pictures = torch.randint(-127, 128, (8, 16, 16), generator=draw).tolist()
+    filters = [
+        {"layer": f"l{i}", "path": path, "part": part, "of": 99, "scale": 1.0, "pictures": pictures}
+        for i in range(60)
+        for path, part in (("conv", "linear"), ("f-fc", "theta_2"), ("f-fc", "theta_1"))
+    ]
+    text = page.html({"symmetry": symmetry, "history": findings.thinned(lines), "filters": filters})
+    assert len(text.encode()) < 2_000_000
+    assert len(Page(text).of("img")) == 60 * 3 * 2
+    few = page.bounded(findings.thinned(lines))
+    assert (few[0]["epoch"], few[-1]["epoch"]) == (1, 1000)
+
+
+def test_data_that_can_be_read_only_once_are_refused(fitted, tmp_path):
+    fit, data = fitted
+    with pytest.raises(ValueError, match="an iterator, which can be read only once"):
+        fit.report(tmp_path / "r.html", iter([data]))
+    with pytest.raises(ValueError, match="no samples to measure on"):
+        equivariance_error(fit.model, "translations", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_gets_a_report_and_what_fails_leaves_nothing(fitted, tmp_path, monkeypatch):
+    assert fitted[0].report(tmp_path) == tmp_path / "report.html"
+    (tmp_path / "report.html").unlink()
+
+    def fail(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        fitted[0].report(tmp_path / "r.html")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_jinja2_it_says_what_to_install(fitted, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=re.escape("pip install 'autosym[report]'")):

@@ -194,7 +194,7 @@ def audit(
         if size or mean or std:
             raise ValueError(f"{model} is a run, which knows the size, mean and deviation of its images: leave them out")
         network, preprocessing = _read_run(model)
-        size, mean, std = tuple(preprocessing["size"]), preprocessing["mean"], preprocessing["std"]
+        size, mean, std = preprocessing["size"], preprocessing["mean"], preprocessing["std"]
     elif model.exists():
         network = programs.load(model)
     else:
@@ -213,6 +213,10 @@ def audit(
 
 def _channels(values: Sequence[float], images: Tensor, default: float) -> Tensor:
     given = torch.tensor(list(values) or [default])
+    if not torch.isfinite(given).all() or (default and not (given > 0).all()):
+        raise ValueError(
+            f"--{'std' if default else 'mean'} {' '.join(map(str, values))}: must be finite{', and positive' * bool(default)}"
+        )
     if len(given) not in (1, images.shape[1]):
         raise ValueError(f"{len(given)} values for the {images.shape[1]} channels of the images: give one, or one for each")
     return given.expand(images.shape[1])
@@ -231,9 +235,12 @@ def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     tensors, state = checkpoint.read(kept)
     with findings.of_this_version(path):
         network, epochs = nets.build(**result["network"]), result["schedule"]["epochs"]
-        preprocessing = {key: result["preprocessing"][key] for key in ("size", "mean", "std")}
-        if len(state["lines"]) != epochs:
-            raise ValueError(f"{kept} is after {len(state['lines'])} of {epochs} epochs")
+        height, width = map(int, result["preprocessing"]["size"])
+        mean, std = (list(map(float, result["preprocessing"][key])) for key in ("mean", "std"))
+    if len(state["lines"]) != epochs:
+        raise ValueError(
+            f"{kept} is after {len(state['lines'])} of {epochs} epochs: go on by autosym fit --resume, or run it again"
+        )
     own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     checkpoint.load_into(network.state_dict(), own, kept)
-    return network, preprocessing
+    return network, {"size": (height, width), "mean": mean, "std": std}

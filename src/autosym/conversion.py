@@ -75,15 +75,16 @@ def relax(
     ``model.relaxation`` of the result lists what was relaxed, kept, frozen and folded, and why.
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
-    refuse_batch_dependence(model)
     _refuse(model, example, paths, keep)
+    refuse_batch_dependence(model)
     example = example.to(next(model.parameters()))
     relaxed = copy.deepcopy(model)
     seen = observe(relaxed, example)
     if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
         shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
         raise ValueError(
-            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does"
+            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does (is example "
+            "a batch, and not one sample?)"
         )
     if not torch.isfinite(seen.outputs).all():
         raise ValueError(
@@ -111,8 +112,14 @@ def relax(
 
 def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], keep: Sequence[str]) -> None:
     """What cannot become a relaxed model, by name, before any work."""
-    if not isinstance(example, Tensor) or not example.is_floating_point():
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}: relax takes a torch module")
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
         raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
+    if not isinstance(paths, (str, Mapping)):
+        raise TypeError(
+            f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
+        )
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())

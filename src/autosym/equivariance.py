@@ -67,7 +67,9 @@ def equivariance_error(
     Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
     on the pixel grid, except for groups that interpolate (C8).
     """
-    x = next(batches(data, samples))[0][:samples]
+    x = next(batches(data, samples), (torch.empty(0),))[0][:samples]
+    if not len(x):
+        raise ValueError("the data hold no samples to measure on (an iterator can be read only once)")
     x = x.to(next(model.parameters(), x))
     was = {module: module.training for module in model.modules()}
     model.eval()

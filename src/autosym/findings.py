@@ -64,6 +64,10 @@ def contents(
     known by their sums, and any others are called "given". ``compare`` is the evidence of alternatives on the same training data: what
     ``autosym.compare`` returns, or fits, evidences or nats by name.
     """
+    if hasattr(data, "__next__"):
+        raise ValueError(
+            "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
+        )
     gammas = fit.laplace.effective_parameters(fit.prior)
     record = fit.evidence
     found = {
@@ -297,14 +301,15 @@ def load(run: File) -> dict[str, Any]:
     unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
     if unknown:
         raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
-    more: dict[str, Any] = {}
+    more: Any = {}
     if run.is_dir() and (folder / "report.json").exists():
         more = read(folder / "report.json")
     elif run.is_dir() and (folder / "history.jsonl").exists():
-        more = {"history": thinned(_read_lines(folder / "history.jsonl"))}
+        more = {"history": _read_lines(folder / "history.jsonl")}
     if not isinstance(more, dict):
         raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
-    return finite({"title": _named(result) or str(run), **more, **result})
+    with of_this_version(run):
+        return finite({"title": _named(result) or str(run), **more, **result, "history": thinned(more.get("history") or [])})
 
 
 def _named(result: Mapping[str, Any]) -> str:
@@ -314,11 +319,15 @@ def _named(result: Mapping[str, Any]) -> str:
 def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
     """The evidence of several runs on the same data, as ``alternatives`` gives it."""
     loaded = {str(one): load(one) for one in (run, *others)}
+    for name, found in loaded.items():
+        with of_this_version(File(name)):
+            evidence = (found.get("evidence") or {}).get("log_evidence")
+            if evidence is None or not (found.get("samples") and found.get("fingerprint") and found.get("likelihood")):
+                raise LookupError("it does not say its evidence, or of which data")
+    _refuse_other_data(loaded)
     rows = []
     for name, found in loaded.items():
-        evidence = (found.get("evidence") or {}).get("log_evidence")
-        if evidence is None or not found.get("samples") or not found.get("fingerprint"):
-            raise ValueError(f"{name} does not say its evidence (its report.json is missing or older): run it again to compare")
+        evidence = found["evidence"]["log_evidence"]
         rows.append(
             {
                 "name": f"{_named(found) or found['title']} ({name})",
@@ -326,7 +335,6 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
                 "warnings": list(_unlike(found, loaded)),
             }
         )
-    _refuse_other_data(loaded)
     return ranked(rows)
 
 
@@ -363,7 +371,9 @@ def of_this_version(file: File) -> Iterator[None]:
     """Whatever is amiss with what a file of a run says becomes a ValueError that names the file."""
     try:
         yield
-    except (TypeError, KeyError, AttributeError, IndexError, LookupError, ArithmeticError, ValueError) as error:
+    except (ImportError, OSError):
+        raise
+    except Exception as error:
         raise ValueError(f"{file} is of another version or broken ({type(error).__name__}: {error}): run it again") from error
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autosym import charts, wording
-from autosym.findings import finite
+from autosym.findings import LINES, PICTURES, finite, thinned
 from autosym.sites import is_under
 
 COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
 DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
+NUMBERS, LAYERS = 6000, 16  # precisions on a page at most, and layers that show all of their pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
 
@@ -35,7 +36,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the template shows, by section."""
     symmetry = contents["symmetry"]
     schedule = contents.get("schedule") or {}
-    history = contents.get("history") or []
+    history = bounded(contents.get("history") or [])
     calibration = contents.get("calibration")
     said = wording.summary(contents)
     return {
@@ -127,6 +128,12 @@ def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 # ---- curves
+
+
+def bounded(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A history with fewer lines, the more numbers each of them has: a page of any network stays below 2 MB."""
+    widest = max((len(line.get("precision") or {}) for line in history), default=0)
+    return thinned(history, max(2, min(LINES, NUMBERS // max(widest, 1))))
 
 
 def curves(
@@ -240,6 +247,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
     kinds = {(path["layer"], path["path"]): path for path in symmetry}
     found: dict[str, dict[str, Any]] = {}
     numbers = {layer["name"]: layer["number"] for layer in wording.layers(symmetry)}
+    shown = max(1, min(PICTURES, LAYERS * PICTURES // max(len(numbers), 1)))
     for one in filters:
         entry = found.setdefault(one["layer"], {"name": one["layer"], "number": numbers.get(one["layer"]), "parts": []})
         path = kinds.get((one["layer"], one["path"]), {"path": one["path"], "symmetric": False, "share": None})
@@ -247,7 +255,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
             {
                 "label": one["path"] if one["part"] in ("", "linear") else f"{one['path']} {one['part']}",
                 "path": path,
-                "uris": [png(levels) for levels in one["pictures"]],
+                "uris": [png(levels) for levels in one["pictures"][:shown]],
                 "of": one["of"],
                 "scale": one["scale"],
                 "size": f"{len(one['pictures'][0])} × {len(one['pictures'][0][0])}",

@@ -234,19 +234,9 @@ def fit(
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment)
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture)
-    state = State(
-        model,
-        prior,
-        likelihood,
-        weights,
-        stream,
-        {
-            "schedule": repr(schedule),
-            "seed": seed,
-            "samples": count,
-            "checksum of the data": _checksum(data) if checkpoint else None,
-        },
-    )
+    config = {"schedule": repr(schedule), "seed": seed, "samples": count}
+    config |= {"checksum of the data": _checksum(data) if checkpoint else None}
+    state = State(model, prior, likelihood, weights, stream, config)
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
     if checkpoint and not lines:
         state.write(File(checkpoint), lines)  # over that of an earlier run, which a resumed one must not go on from

@@ -149,8 +149,9 @@ def _found(table: str, results: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
         result = findings.read(path)
-        if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
-            found.setdefault(Run(**result["config"]).name, []).append(result)
+        with findings.of_this_version(path):
+            if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
+                found.setdefault(Run(**result["config"]).name, []).append(result)
     return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
 
 
