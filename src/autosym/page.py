@@ -14,7 +14,7 @@ from autosym.sites import is_under
 COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
 DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
-NUMBERS, LAYERS = 6000, 16  # precisions on a page at most, and layers that show all of their pictures
+NUMBERS, LAYERS = 12000, 16  # precisions on a page at most, and layers that show all of their pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
 

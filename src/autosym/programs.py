@@ -24,7 +24,8 @@ OPERATOR = re.compile(
     r"|torch\.sym_\w+"
 )
 SYMBOL = re.compile(
-    r"Symbol\('[su]\d+'(, (positive|integer|nonnegative)=True)*\)|Integer|FloorDiv|Mod|Mul|Add|Pow|Max|Min|[su]?\d+"
+    r"Symbol\('[su]\d+'(, (positive|integer|nonnegative)=True)*\)|Integer|IntTrueDiv|FloorDiv"
+    r"|PythonMod|Mod|Mul|Add|PowByNatural|Pow|Max|Min|[su]?\d+"
 )
 
 
