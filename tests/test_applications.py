@@ -405,6 +405,14 @@ def test_audit_of_a_run_without_its_weights(capsys, tmp_path, npz):
     assert "audit needs the weights of the run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
 
 
+def test_audit_of_a_run_on_images_with_other_channels(capsys, tmp_path, npz):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    images, labels = bars()
+    np.savez(tmp_path / "rgb.npz", x=np.stack([images] * 3, -1), y=labels)
+    message = shown(capsys, "audit", tmp_path / "r", tmp_path / "rgb.npz", status=1).err
+    assert "the run was of images with 1 channels, but those of" in message
+
+
 def test_a_deviation_is_positive(capsys, tmp_path, npz):
     program = save(network(), tmp_path / "m.pt2")
     for option, value in (("--std", "0"), ("--std", "-1"), ("--std", "nan"), ("--mean", "inf")):

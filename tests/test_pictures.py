@@ -217,8 +217,6 @@ def test_sixteen_bits_and_turned_photographs(folder):
 
 @pytest.mark.parametrize("orientation", ["upside", 2.5, (6, 6), 99, 0])
 def test_an_orientation_that_is_none_turns_nothing(folder, monkeypatch, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = 1
     monkeypatch.setattr(Image.Image, "getexif", lambda _: {0x0112: orientation})
     assert pictures._header(folder / "cat" / "0.png")[0] == (6, 5)
 

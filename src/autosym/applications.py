@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosym import checkpoint, findings, nets, pictures, programs, wording
+from autosym import checkpoint, findings, nets, pictures, programs, runs, wording
 from autosym.equivariance import EquivarianceError, equivariance_error
 from autosym.experiments.running import CHECKPOINT, METHODS, in_percent, start_anew, write
 from autosym.predictive import Scores, scores
@@ -202,6 +202,10 @@ def audit(
             f"{model} does not exist: name an exported program (.pt2), or the folder of a run of autosym fit"
         )
     images = pictures.read(data, size).images
+    if model.is_dir() and images.shape[1] != len(mean):
+        raise ValueError(
+            f"the run was of images with {len(mean)} channels, but those of {data} have {images.shape[1]}: give others"
+        )
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
     if mean or std:
         images = _normalised(images, *(_channels(values, images, default) for values, default in ((mean, 0.0), (std, 1.0))))
@@ -227,13 +231,13 @@ def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     path, kept = folder / "result.json", folder / CHECKPOINT
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: {folder} is no finished run of autosym fit")
-    result = findings.read(path)
+    result = runs.read(path)
     if not isinstance(result, dict) or not {"network", "preprocessing", "schedule"} <= set(result):
         raise ValueError(f"{path} does not say how its network was built: audit reads runs of autosym fit")
     if not kept.exists():
         raise FileNotFoundError(f"{kept} does not exist: audit needs the weights of the run; run it again")
     tensors, state = checkpoint.read(kept)
-    with findings.of_this_version(path):
+    with runs.of_this_version(path):
         network, epochs = nets.build(**result["network"]), result["schedule"]["epochs"]
         height, width = map(int, result["preprocessing"]["size"])
         mean, std = (list(map(float, result["preprocessing"][key])) for key in ("mean", "std"))

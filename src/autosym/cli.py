@@ -19,7 +19,7 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym import applications, findings
+from autosym import applications, runs
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
@@ -320,8 +320,8 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
-    summary = findings.read(results)
-    with findings.of_this_version(results):
+    summary = runs.read(results)
+    with runs.of_this_version(results):
         if json:
             print(json_format.dumps({"rows": summary["rows"]}))
         else:

@@ -126,10 +126,10 @@ def write_page(contents: Mapping[str, Any], path: File) -> File:
 
 def write_run(run: File, path: File | None = None, compare: Sequence[File] = ()) -> File:
     """The page of a run from its files, at ``path`` or beside them, with the evidence of other runs beside its own."""
-    from autosym import findings
+    from autosym import runs
 
-    contents = findings.load(run)
+    contents = runs.load(run)
     if compare:
-        contents["compare"] = findings.compare_runs(run, compare)
-    with findings.of_this_version(run):
+        contents["compare"] = runs.compare_runs(run, compare)
+    with runs.of_this_version(run):
         return write_page(contents, path or (run if run.is_dir() else run.parent))

@@ -54,7 +54,7 @@ def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
     if late <= max(1.0, RISING * (values[-1] - min(values))):
         return []
     return [
-        f"The evidence was still rising when precisions were learned for the last time, by {late:.3g} nats in the last quarter of the "
+        f"The evidence was still rising when precisions were learned for the last time, by {late:.3g} nats over the last of its "
         "steps: train longer before you rely on the shares."
     ]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autosym import data, findings, nets
+from autosym import data, nets, runs
 from autosym.experiments.running import METHODS, train_and_measure, write
 from autosym.report import draw_precisions, draw_shares
 from autosym.training import Schedule
@@ -148,8 +148,8 @@ def _found(table: str, results: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of a table by name of run, in the order of their seeds."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
-        result = findings.read(path)
-        with findings.of_this_version(path):
+        result = runs.read(path)
+        with runs.of_this_version(path):
             if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
                 found.setdefault(Run(**result["config"]).name, []).append(result)
     return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
