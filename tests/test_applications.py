@@ -131,6 +131,40 @@ def test_fit_for_people(capsys, tmp_path, npz):
     assert "\x1b" not in err, "no cursor movements in a pipe"
 
 
+def test_an_accuracy_is_called_by_what_it_was_measured_on(capsys, tmp_path, npz):
+    for options, known, words, other in (
+        ((), "training", "training accuracy", "held-out"),
+        (("--test", "0.25"), "held out", "held-out accuracy", "training accuracy"),
+        (("--test", "0.02"), "training", "training accuracy", "held-out"),  # one image is no test
+    ):
+        out = shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", *options).out
+        assert ("test accuracy" in out) == (known == "held out")
+        report = json.loads((tmp_path / "r" / "report.json").read_text())
+        assert report["measured_on"] == known
+        text = (tmp_path / "r" / "report.html").read_text()
+        assert f"<dt>{words}</dt>" in text
+        assert f"<dt>{other}" not in text
+
+
+def test_noise_is_not_said_to_have_a_symmetry(capsys, tmp_path):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "noise.npz", x=draw.normal(size=(60, 8, 8)), y=draw.integers(0, 3, 60))
+    out = shown(capsys, "fit", tmp_path / "noise.npz", "--out", tmp_path / "r", "--epochs", "40").out
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert result["row"]["evidence"] <= -math.log(3)
+    assert result["headline"].startswith("Nothing was learned: ")
+    assert result["headline"] in " ".join(out.split())
+    assert result["headline"] in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_cautions_are_shown_after_the_headline(capsys, tmp_path, npz):
+    out = shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "5", "--seed", "3").out
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    for caution in result["cautions"]:
+        assert f"Caution: {caution}" in " ".join(out.split())
+    assert result["headline"].startswith("Nothing") or result["cautions"], "five epochs are too few"
+
+
 def test_what_was_done_to_the_images_is_said(capsys, tmp_path):
     images, labels = bars(size=11)
     np.savez(tmp_path / "odd.npz", x=images, y=labels + 1)
@@ -188,7 +222,62 @@ def test_bad_usage_is_2(capsys):
         assert capsys.readouterr().out == ""
 
 
-# ---- interrupted, or cut off
+# ---- compared, interrupted, or cut off
+
+
+def test_runs_on_other_labels_or_sizes_are_not_compared(capsys, tmp_path, npz):
+    images, labels = bars()
+    np.savez(tmp_path / "other.npz", images=images, labels=(labels + (np.arange(40) < 4)) % 2)
+    runs = {
+        "one": (npz,),
+        "conv": (npz, "--model", "conv"),
+        "labels": (tmp_path / "other.npz",),
+        "size": (npz, "--size", "12x12"),
+    }
+    for name, options in runs.items():
+        shown(capsys, "fit", *options, "--out", tmp_path / name, "--epochs", "1", "--json")
+    shown(capsys, "report", tmp_path / "one", "--compare", tmp_path / "conv")
+    text = (tmp_path / "one" / "report.html").read_text()
+    for name in ("one", "conv"):
+        assert f"{'f-fc+' if name == 'one' else ''}conv · evidence ({tmp_path / name})" in text
+    for name in ("labels", "size"):
+        message = shown(capsys, "report", tmp_path / "one", "--compare", tmp_path / name, status=1).err
+        assert "only on the same data" in message
+        assert str(tmp_path / name) in message
+
+
+def test_a_new_run_leaves_nothing_of_the_one_before(capsys, tmp_path, npz, monkeypatch):
+    """Interrupted after its first epoch, it is no finished run: neither its report nor its checkpoint pass for the old one's."""
+    options = ("fit", npz, "--out", tmp_path / "r", "--epochs", "3")
+    shown(capsys, *options, "--json")
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--size", "10x10", status=1)
+    assert (tmp_path / "r" / "result.json").exists(), "a call that is refused costs nothing"
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("autosym.training.evidence_step", interrupt)
+        shown(capsys, *options, "--seed", "1", status=130)
+    assert {file.name for file in (tmp_path / "r").iterdir()} == {"checkpoint.safetensors", "history.jsonl"}
+    assert "result.json does not exist" in shown(capsys, "report", tmp_path / "r", status=1).err
+    assert "is no finished run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+    shown(capsys, *options, "--seed", "1", "--resume", "--json")
+    result = (tmp_path / "r" / "result.json").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr("autosym.training.evidence_step", interrupt)
+        shown(capsys, *options, "--seed", "1", status=130)
+    (tmp_path / "r" / "result.json").write_text(result)  # as older versions left it
+    assert "0 of 3 epochs" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+
+
+def test_other_images_do_not_resume(capsys, tmp_path, npz):
+    options = ("--out", tmp_path / "r", "--epochs", "2")
+    shown(capsys, "fit", npz, *options, "--json")
+    images, labels = bars()
+    np.savez(tmp_path / "flipped.npz", images=images[:, ::-1], labels=labels)
+    message = shown(capsys, "fit", tmp_path / "flipped.npz", *options, "--resume", status=1).err
+    assert "checksum of the data" in message
 
 
 def command(*arguments):
@@ -284,6 +373,51 @@ def test_a_read_run_computes_what_the_trained_network_did(capsys, tmp_path, npz)
     accuracy = 100 * (net(x.float()).argmax(1).numpy() == labels).mean()
     assert accuracy == pytest.approx(result["row"]["train_accuracy"])
     assert accuracy > 80
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda found: found.pop("preprocessing"), "audit reads runs of autosym fit"),
+        (lambda found: found["preprocessing"].pop("mean"), "result.json is of another version or broken (KeyError"),
+        (lambda found: found["preprocessing"].update(size="big"), "result.json is of another version or broken"),
+        (lambda found: found["network"].update(spam=1), "result.json is of another version or broken (TypeError"),
+        (lambda found: found.update(schedule=3), "result.json is of another version or broken"),
+    ],
+    ids=["preprocessing", "mean", "size", "network", "schedule"],
+)
+def test_audit_of_a_run_that_was_changed(capsys, tmp_path, npz, edit, message):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    path = tmp_path / "r" / "result.json"
+    found = json.loads(path.read_text())
+    edit(found)
+    path.write_text(json.dumps(found))
+    err = shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+    assert message in err
+    assert err.count("\n") == 1
+    path.write_text("{")
+    assert f"{path} is not JSON" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+
+
+def test_audit_of_a_run_without_its_weights(capsys, tmp_path, npz):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    (tmp_path / "r" / "checkpoint.safetensors").unlink()
+    assert "audit needs the weights of the run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+
+
+def test_audit_of_a_run_on_images_with_other_channels(capsys, tmp_path, npz):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    images, labels = bars()
+    np.savez(tmp_path / "rgb.npz", x=np.stack([images] * 3, -1), y=labels)
+    message = shown(capsys, "audit", tmp_path / "r", tmp_path / "rgb.npz", status=1).err
+    assert "the run was of images with 1 channels, but those of" in message
+
+
+def test_a_deviation_is_positive(capsys, tmp_path, npz):
+    program = save(network(), tmp_path / "m.pt2")
+    for option, value in (("--std", "0"), ("--std", "-1"), ("--std", "nan"), ("--mean", "inf")):
+        assert f"{option} {float(value)}: must be finite" in shown(capsys, "audit", program, npz, option, value, status=1).err
+    shown(capsys, "audit", program, npz, "--mean", "0", "--groups", "translations")
 
 
 def test_rectangles_are_not_turned_by_default(capsys, tmp_path):

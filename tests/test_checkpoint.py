@@ -149,6 +149,18 @@ def test_other_settings_are_refused(tmp_path):
         fit(network(), classification(), epochs=3, checkpoint=tmp_path / "c", resume=True)
 
 
+@pytest.mark.parametrize("kind", [tuple, TensorDataset], ids=["pair", "dataset"])
+def test_other_data_of_the_same_size_are_refused(tmp_path, kind):
+    """In another order too: what was drawn from them so far would be drawn again."""
+    x, y = classification()
+    make = tuple if kind is tuple else (lambda pair: TensorDataset(*pair))
+    fit(network(), make((x, y)), epochs=1, checkpoint=tmp_path / "c")
+    for other in ((x.flip(-1), y), (x, (y + 1) % 3), (x.flip(0), y.flip(0))):
+        with pytest.raises(ValueError, match=r"other settings, .'checksum of the data'"):
+            fit(network(), make(other), epochs=1, checkpoint=tmp_path / "c", resume=True)
+    fit(network(), make((x.clone(), y.clone())), epochs=1, checkpoint=tmp_path / "c", resume=True)
+
+
 def written(path, version=checkpoint.VERSION, kind=checkpoint.FORMAT):
     save_file({"a": torch.ones(2)}, path, {"format": kind, "version": str(version), "state": "{}"})
 
@@ -163,7 +175,7 @@ BAD = {
     "noise": (lambda p: p.write_bytes(bytes(range(1, 200))), "truncated or not a checkpoint"),
     "foreign": (lambda p: written(p, kind="other"), "not a checkpoint of autosym"),
     "newer": (lambda p: written(p, checkpoint.VERSION + 1), "newer than this autosym reads"),
-    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 1, this is 2\): start anew"),
+    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 2, this is 3\): start anew"),
     "pickle": (pickled, "holds a pickle"),
     "torch.save": (lambda p: torch.save({"a": torch.ones(2)}, p), "holds a pickle"),
 }

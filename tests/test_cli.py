@@ -275,6 +275,63 @@ def test_report_of_what_is_no_run_says_why(capsys, tmp_path, name, content, expe
     assert not (tmp_path / "report.html").exists()
 
 
+EDITS = {
+    "a precision that is a list": ("result.json", lambda found: found["symmetry"][0].update(precision=[1])),
+    "an omega that is a number": ("result.json", lambda found: found["symmetry"][0].update(omega=3)),
+    "a share in words": ("result.json", lambda found: found["symmetry"][0].update(share="all")),
+    "parameters in words": ("result.json", lambda found: found["symmetry"][0].update(effective_parameters="many")),
+    "a row that is a list": ("result.json", lambda found: found.update(row=[1])),
+    "a schedule that is a list": ("result.json", lambda found: found.update(schedule=[1])),
+    "provenance that is a list": ("result.json", lambda found: found.update(provenance=[1])),
+    "evidence without parts": ("report.json", lambda found: found.update(evidence={"log_evidence": -1.0})),
+    "evidence that is a number": ("report.json", lambda found: found.update(evidence=-1.0)),
+    "lines without epochs": ("report.json", lambda found: [line.pop("epoch") for line in found["history"]]),
+    "calibration without bins": ("report.json", lambda found: found["calibration"].pop("bins")),
+    "limits in a list": ("report.json", lambda found: found.update(approximate=["blocks.0"])),
+    "filters of no layer": ("report.json", lambda found: found["filters"][0].pop("layer")),
+    "errors of no group": ("report.json", lambda found: found["equivariance"][0].pop("group")),
+}  # fmt: skip
+
+
+def test_files_that_were_changed_are_said_to_be(capsys, done):
+    (done / "report.html").unlink()
+    for kind, (name, edit) in EDITS.items():
+        before = (done / name).read_text()
+        found = json.loads(before)
+        edit(found)
+        (done / name).write_text(json.dumps(found))
+        err = shown(capsys, "report", done, status=1).err
+        assert f"{done} is of another version or broken (" in err, kind
+        assert err.count("\n") == 1
+        assert not (done / "report.html").exists()
+        (done / name).write_text(before)
+    shown(capsys, "report", done)
+
+
+def test_tables_of_broken_files_name_them(capsys, tmp_path):
+    (tmp_path / "result.json").write_text("{")
+    assert (
+        "result.json is not JSON"
+        in shown(capsys, "table", "quadrant-digits", "--results", tmp_path / "result.json", status=1).err
+    )
+    (tmp_path / "result.json").write_text("{}")
+    assert (
+        "result.json is of another"
+        in shown(capsys, "table", "quadrant-digits", "--results", tmp_path / "result.json", status=1).err
+    )
+    (tmp_path / "table1").mkdir()
+    (tmp_path / "table1" / "a.json").write_text('{"config": {}}')
+    assert "a.json is of another version" in shown(capsys, "table", "1", "--results", tmp_path, status=1).err
+
+
+def test_memory_that_is_not_enough_is_an_error(capsys, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 3 TiB")
+
+    monkeypatch.setattr("autosym.applications.train", fail)
+    assert "not enough memory (Unable to allocate 3 TiB)" in shown(capsys, "fit", "x.npz", status=1).err
+
+
 @pytest.mark.usefixtures("tiny")
 def test_a_run_without_jinja2_says_so(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)

@@ -165,6 +165,23 @@ def test_what_is_no_fit_is_refused():
         autosym.compare([one, one], images(), epochs=3)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, y: (x[:20], y[:20]),
+        lambda x, y: (x + 1, y),
+        lambda x, y: (x, y.flip(0)),
+    ],
+    ids=["fewer", "inputs", "labels"],
+)
+def test_the_distance_from_a_mode_is_of_the_training_data(other):
+    data = images()
+    fits = [fitted(data=data), fitted(data=data, seed=1)]
+    assert all(model.short_of_mode is not None for model in autosym.compare(fits, data))
+    with pytest.raises(ValueError, match="are not the 24 that the evidence was taken on"):
+        autosym.compare(fits, other(*data))
+
+
 # ---- what is warned of
 
 

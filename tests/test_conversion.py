@@ -132,6 +132,8 @@ def test_folding_that_would_change_the_function_is_refused():
     [
         (nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), "symmetry exact"),
         (nn.Conv2d(1, 4, 1), "symmetry exact"),
+        (nn.Conv2d(1, 4, 1, padding=2), "symmetry approximate at the borders"),
+        (nn.Conv2d(1, 4, 1, padding=2, padding_mode="circular"), "symmetry approximate at the borders"),
         (nn.Conv2d(1, 4, 3, padding=1), "symmetry approximate at the borders"),
         (nn.Conv2d(1, 4, 3), "symmetry approximate at the borders"),
         (nn.Conv2d(1, 4, 3, padding=2, padding_mode="circular"), "symmetry approximate at the borders"),
@@ -152,6 +154,36 @@ def test_the_pool_path_holds_the_invariant_part_of_a_dense_layer():
     assert_close(layer["pool"].linear.weight[0] / 2, 4 * mean[..., 0])
     assert_close(layer["fc"].weight[0] / 2, (weight - mean).flatten(1))
     assert_close(layer["pool"].bias.weight[0, :, 0] / 2, model.fc1.bias)
+
+
+@pytest.mark.parametrize(
+    ("change", "channels", "pooled"),
+    [
+        (lambda y: y, 6, True),
+        (lambda y: y.permute(0, 2, 3, 1), 6, False),
+        (lambda y: y.permute(0, 2, 3, 1).contiguous(), 6, False),
+        (lambda y: y.transpose(1, 3), 6, False),
+        (lambda y: y.mT.movedim(1, -1), 6, False),
+        (lambda y: torch.einsum("bchw->bwch", y), 6, False),
+        (lambda y: y.permute(0, 2, 3, 1), 4, False),
+        (lambda y: y.transpose(2, 3), 4, True),
+        (lambda y: y.to(memory_format=torch.channels_last).relu(), 6, True),
+    ],
+    ids=["as it is", "channels last", "copied", "transposed", "mT", "einsum", "other channels", "only positions", "in memory"],
+)
+def test_maps_whose_channels_are_not_known_get_no_pool(change, channels, pooled):
+    """Six channels on maps of 6 x 6, which a shape does not tell apart; four it does."""
+
+    class Changed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, channels, 3, padding=1), nn.Linear(channels * 36, 3)
+
+        def forward(self, x):
+            return self.head(change(self.conv(x)).flatten(1))
+
+    record = autosym.relax(Changed(), torch.randn(2, 1, 6, 6)).relaxation
+    assert record.names("relaxed") == (("conv", "head") if pooled else ("conv",))
 
 
 def test_tokens_are_not_taken_for_maps():
@@ -330,6 +362,13 @@ def test_outputs_examples_and_models_that_do_not_suit():
     refused("must return .B, outputs.", nn.Conv2d(1, 2, 3), torch.randn(2, 1, 6, 6))
     refused("must return .B, outputs.", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), torch.randn(1, 6, 6))
     refused("one tensor of floating point", LeNet(), torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
+    refused("one tensor of floating point", LeNet(), torch.zeros(0, 1, 16, 16))
+    refused("one tensor of floating point", nn.Linear(4, 2), torch.zeros(4))
+    refused("is example a batch, and not one sample", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(0)), torch.randn(1, 6, 6))
+    with pytest.raises(TypeError, match="the model is a int"):
+        autosym.relax(3, torch.zeros(2, 3))
+    with pytest.raises(TypeError, match="paths is None: name the free path"):
+        autosym.relax(LeNet(), torch.zeros(2, 1, 16, 16), paths=None)
     refused("not finite", LeNet(), torch.full((2, 1, 16, 16), math.nan))
     refused("no parameters", nn.Flatten(), torch.randn(2, 3))
     refused("no layer is left to fit", nn.Sequential(nn.LayerNorm(4)), torch.randn(2, 4))

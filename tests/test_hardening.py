@@ -1,6 +1,7 @@
 """harden: the same function in ordinary layers, what is not needed dropped and accounted for, and models that export."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -215,6 +216,9 @@ def test_a_fit_is_judged_by_effective_parameters(free):
     names = [site.name for site in sites(model)]
     precision = {name: free if ".f-fc" in name else 1e-3 for name in names}
     fit = autosym.fit(model, (x, labels(24)), epochs=4, step="none", prior_precision=precision)
+    with pytest.raises(ValueError, match="fixed precisions"):
+        autosym.harden(fit)
+    fit = replace(fit, schedule=autosym.Schedule())  # as if they had been learned
     hard = autosym.harden(fit)
     assert (count(hard) == count(net)) == (free == 1e9)
     assert hard.hardening.cost is None
@@ -226,6 +230,53 @@ def test_a_fit_is_judged_by_effective_parameters(free):
     table = {(p.layer, p.path): p.share for p in fit.symmetry() if p.path == "f-fc"}
     assert shares == pytest.approx(table)
     assert_close(autosym.harden(fit, (x, labels(24)), tolerance=0.0)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["", "theta_1"], ids=["a path", "a factor"])
+def test_what_was_frozen_is_not_dropped_by_a_share_that_is_not_known(part):
+    model, x = relaxed("sequential", dtype=torch.float32)
+    model[0]["f-fc"].get_submodule(part).requires_grad_(False)
+    fit = autosym.fit(model, (x, labels()), epochs=3)
+    hard = autosym.harden(fit, tolerance=0.5)
+    (frozen,) = [p for p in hard.hardening.parts if (p.layer, p.path, p.part) == ("0", "f-fc", "weights")]
+    assert math.isnan(frozen.share)
+    assert not frozen.dropped
+    with torch.no_grad():
+        model[0]["f-fc"].theta_1.weight.zero_()
+    hard = autosym.harden(fit, (x, labels()), tolerance=1e-6)
+    assert next(p for p in hard.hardening.parts if (p.layer, p.path, p.part) == ("0", "f-fc", "weights")).dropped, "by outputs"
+
+
+class Alias(nn.Module):
+    """A convolution under two names in one module, and called by the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(1, 2, 3, padding=1)
+        self.b = self.a
+        self.nothing = None
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.head(self.b(x).mean((2, 3)))
+
+
+def test_a_layer_with_two_names_is_replaced_under_both():
+    x = torch.randn(8, 1, 5, 5, dtype=torch.float64)
+    model = shaken(autosym.relax(Alias().double(), x))
+    hard = autosym.harden(model, (x, labels()), tolerance=0.0)
+    assert_plain(hard, {Alias})
+    assert hard.a is hard.b
+    assert_close(hard(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_a_model_whose_outputs_are_random_is_not_judged():
+    x = torch.randn(8, 1, 6, 6)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)).eval()
+    model = autosym.relax(net, x)
+    with pytest.raises(ValueError, match="Dropout"):
+        autosym.harden(model.train(), (x, labels()))
+    assert autosym.harden(model.eval(), (x, labels())).hardening.cost.change < 0.05
 
 
 def trained(net, x, y, epochs=20):

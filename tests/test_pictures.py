@@ -215,6 +215,27 @@ def test_sixteen_bits_and_turned_photographs(folder):
     assert shown[1:].max() == 0
 
 
+@pytest.mark.parametrize("orientation", ["upside", 2.5, (6, 6), 99, 0])
+def test_an_orientation_that_is_none_turns_nothing(folder, monkeypatch, orientation):
+    monkeypatch.setattr(Image.Image, "getexif", lambda _: {0x0112: orientation})
+    assert pictures._header(folder / "cat" / "0.png")[0] == (6, 5)
+
+
+def test_of_several_frames_the_first_is_read_and_that_is_said(folder):
+    frames = [Image.fromarray(np.full((6, 5, 3), level, np.uint8)) for level in (0, 255)]
+    frames[0].save(folder / "cat" / "9.webp", save_all=True, append_images=frames[1:])
+    found = pictures.read(folder)
+    assert float(found.images[3].max()) < 0.1
+    assert any("1 files hold several frames, of which the first was read" in note and "9.webp" in note for note in found.notes)
+
+
+def test_a_folder_around_the_classes_is_named(folder, tmp_path):
+    (tmp_path / "outer").mkdir()
+    folder.rename(tmp_path / "outer" / "train")
+    with pytest.raises(ValueError, match=r"outer/train holds folders, and no image: .*name the inner folder, .*outer/train"):
+        pictures.read(tmp_path / "outer")
+
+
 def test_what_is_no_image_is_passed_over_and_said(folder):
     (folder / "cat" / "notes.txt").write_text("hello")
     (folder / "cat" / ".hidden").write_text("hello")

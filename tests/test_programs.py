@@ -152,6 +152,28 @@ def test_guards_are_not_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_arithmetic_of_sizes_is_allowed(tmp_path):
+    """A size to the power of two is a call of Python's own operator in the graph."""
+
+    class Power(nn.Module):
+        def forward(self, x):
+            return x.flatten(1).mean(1, keepdim=True) * (x.shape[2] ** 2 / 2)
+
+    path = save(Power(), tmp_path / "m.pt2", ({2: torch.export.Dim("h", min=2, max=64)},))
+    x = torch.randn(2, 1, 10, 8)
+    torch.testing.assert_close(programs.load(path)(x), Power()(x))
+    for name in ("_operator.methodcaller", "_operator.attrgetter", "builtins.eval", "_operator.call"):
+        assert not programs.OPERATOR.fullmatch(name)
+
+
+def test_images_with_other_channels_are_not_told_to_be_resized(tmp_path):
+    program = programs.load(save(network(), tmp_path / "m.pt2"))
+    with pytest.raises(ValueError, match="give images with as many channels"):
+        program(torch.randn(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="--size"):
+        program(torch.randn(2, 1, 9, 8))
+
+
 def test_networks_that_take_no_images_or_return_no_tensor_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not take one batch of images"):
         programs.load(save(nn.Linear(3, 2), tmp_path / "m.pt2", example=torch.randn(2, 3)))

@@ -1,4 +1,4 @@
-"""The report: what it says (findings), in which words (wording), as charts, as a page, from a fit and from the files of a run."""
+"""The report: what it says (findings), as charts, as a page, from a fit and from the files of a run."""
 
 import base64
 import json
@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import charts, findings, layers, nets, page, report, wording
+from autosym import charts, findings, layers, nets, page, report
 from autosym.equivariance import equivariance_error
 from autosym.paths import Bias, Conv, Dense
 from autosym.predictive import calibration_error, reliability
 from models import draw, images, mlp, regression, small
+from test_wording import network, path
 
 pytest.importorskip("jinja2")
 
@@ -68,114 +69,6 @@ def fitted():
     return autosym.fit(small(), data, epochs=6, burn_in=0, every=1, seed=3), data
 
 
-def path(name="conv", layer="1", share=1.0, symmetric=True, omega=None, precision=None):
-    return {
-        "layer": layer,
-        "path": name,
-        "symmetric": symmetric,
-        "precision": {"linear": 1.0} if precision is None else precision,
-        "parameters": 10,
-        "effective_parameters": 5.0,
-        "share": share,
-        "omega": omega or {},
-    }
-
-
-def network(*free_shares):
-    """The symmetry of a network of layers with a convolution and a free path."""
-    rows = []
-    for layer, share in enumerate(free_shares):
-        rest = None if share is None else 1 - share
-        rows += [path("conv", f"l{layer}", rest), path("f-fc", f"l{layer}", share, symmetric=False)]
-    return rows
-
-
-# ---- the sentence
-
-
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
-        ((0.0,) * 6 + (0.61,), "Layers 1 to 6 became translation-equivariant; layer 7 uses position (61 % free)."),
-        ((0.0099, 0.01, 0.0499, 0.05), "Layer 1 became translation-equivariant; layers 2 and 3 are nearly "
-         "translation-equivariant (1 to 4.99 % free); layer 4 uses position (5 % free)."),
-        ((0.0, 0.5, 0.0, 0.0, 0.0), "Layers 1 and 3 to 5 became translation-equivariant; layer 2 uses position (50 % free)."),
-        ((0.0, 0.0), "Layers 1 and 2 became translation-equivariant."),
-        ((0.02,), "Layer 1 is nearly translation-equivariant (2 % free)."),
-        ((0.9, 1.0), "Layers 1 and 2 use position (90 to 100 % free)."),
-        ((0.0, None), "Layer 1 became translation-equivariant; layer 2 has a frozen or unused path, of which the evidence says nothing."),
-    ],
-)  # fmt: skip
-def test_the_headline_says_which_layers_became_symmetric(shares, expected):
-    assert wording.headline(network(*shares)) == expected
-
-
-def test_the_headline_without_a_choice():
-    assert "no relaxed layer" in wording.headline([])
-    assert wording.headline([path()]) == "No layer had a choice: all of them are translation-equivariant by construction."
-    assert wording.headline([path("fc", symmetric=False)]) == "No layer had a choice: none of them has a symmetric path."
-    assert "not learned" in wording.headline(network(0.0), learned=False)
-    assert "became" not in wording.headline(network(0.0), learned=False)
-    assert wording.headline([path()], learned=False) == wording.headline([path()])
-    assert wording.layers(network(0.4), learned=False)[0]["words"] == "has 40 % free parameters, at fixed precisions"
-
-
-def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_left():
-    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.005), path("gconv:c4", share=0.995)]
-    assert wording.headline(rows) == "Layer 1 became equivariant to translations and c4."
-    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.3), path("gconv:c4", share=0.7)]
-    assert wording.headline(rows) == "Layer 1 became translation-equivariant."
-    rows = [path("own", share=1.0), path("other", share=0.0, symmetric=False)]
-    assert wording.headline(rows) == "Layer 1 became symmetric."
-    rows = [path("pool", share=0.4), path("fc", share=0.6, symmetric=False)]
-    assert wording.headline(rows) == "Layer 1 uses position (60 % free)."
-
-
-def test_a_convolution_with_borders_or_strides_is_equivariant_only_up_to_them():
-    shape = (1, 8, 8)
-    made = {
-        "exact": Conv(1, 2),
-        "dilated": Conv(1, 2, dilation=2),
-        "zeros": Conv(1, 2, padding_mode="zeros"),
-        "strided": Conv(1, 2, stride=2),
-        "valid": Conv(1, 2, padding=(0, 0, 0, 0)),
-    }
-    model = nn.ModuleDict(
-        {name: layers.Relaxed({"conv": conv}, {"fc": Dense(shape, (2, 4, 4))}) for name, conv in made.items()}
-    )
-    assert findings.approximate(model) == ["zeros", "strided", "valid"]
-    assert wording.headline(network(0.0, 0.0, 0.5), approximate=["l1", "l2"]) == (
-        "Layer 1 became translation-equivariant; layer 2 became translation-equivariant up to borders and strides; layer 3 uses "
-        "position (50 % free)."
-    )
-
-
-@pytest.mark.parametrize(
-    ("omega", "learned", "expected"),
-    [(1e-3, True, "constant"), (0.5, True, "free"), (1e-3, False, "free"), (-1e-3, True, "constant")],
-)
-def test_a_sparse_path_is_judged_by_learned_lengthscales(omega, learned, expected):
-    precision = {"u_1": 1.0, "u_2": 1.0} | ({"u_1.omega": 9.0, "u_2.omega": 9.0} if learned else {})
-    rows = [path("s-fc", symmetric=False, omega={"u_1": omega, "u_2": 0.0}, precision=precision)]
-    assert wording.layers(rows)[0]["verdict"] == expected
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [([1], "layer 1"), ([1, 2], "layers 1 and 2"), ([1, 2, 3], "layers 1 to 3"), ([1, 3, 4, 5, 7], "layers 1, 3 to 5 and 7")],
-)
-def test_layers_are_listed_as_people_do(numbers, expected):
-    assert wording.named(numbers) == expected
-
-
-def test_what_a_difference_in_nats_means():
-    assert [wording.strength(d) for d in (0.5, 1.0, 2.9, 3.0, 5.0, -7)] == [
-        "not worth more than a mention", "positive", "positive", "strong", "very strong", "very strong",
-    ]  # fmt: skip
-    assert wording.odds(math.log(20)) == "20 : 1"
-    assert wording.odds(1000.0) == "10⁴³⁴ : 1"
-
-
 # ---- what it says
 
 
@@ -197,6 +90,26 @@ def test_contents_are_strict_json_and_equal_the_fit(fitted):
         logits = fit.model(data[0])
     assert said["calibration"]["error"] == pytest.approx(calibration_error(logits.softmax(1), data[1]))
     assert said["calibration"]["accuracy"] == pytest.approx(float((logits.argmax(1) == data[1]).double().mean()))
+
+
+def test_it_is_said_what_was_measured_on(fitted):
+    fit, (x, y) = fitted
+    order = torch.randperm(len(x))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 5, shuffle=True)
+    for data, options, known, words in (
+        ((x, y), {}, "training", "training accuracy"),
+        ((x[order], y[order]), {}, "training", "training accuracy"),
+        (loader, {}, "training", "training accuracy"),
+        ((x[:9], y[:9]), {}, "given", "accuracy on the data given"),
+        ((x[:9], y[:9]), {"measured_on": "held out"}, "held out", "held-out accuracy"),
+    ):
+        said = findings.contents(fit, data, **options)
+        assert said["measured_on"] == known
+        text = Page(page.html(said)).text
+        assert words in text
+        assert words.replace("accuracy", "calibration error") in text
+        assert f"{said['calibration']['samples']} {words.partition('accuracy')[0]}samples," in text
+    assert "measured_on" not in findings.contents(fit)
 
 
 def test_contents_without_data_measure_nothing(fitted):
@@ -341,25 +254,45 @@ def test_alternatives_are_compared_with_this_fit(fitted):
     rows = findings.contents(fit, compare={"conv": other, "better": own + math.log(9)}, title="this")["compare"]
     assert rows[0]["name"] == "better"
     assert {row["name"] for row in rows} == {"this", "conv", "better"}
+    assert rows[0]["warnings"] == [findings.UNCHECKED]
     evidences = torch.tensor([row["log_evidence"] for row in rows], dtype=torch.float64)
     assert [row["probability"] for row in rows] == pytest.approx(evidences.softmax(0).tolist())
     assert next(row for row in rows if row["name"] == "conv")["log_evidence"] == float(other.evidence.log_evidence)
-    given = [
-        {"name": "a", "log_evidence": own, "probability": 0.25},
-        {"name": "b", "log_evidence": own - 1, "probability": 0.75},
-    ]
-    assert findings.contents(fit, compare=given)["compare"] == given, "this fit is a, and probabilities stay as they were"
-    tuples = [tuple(row.values()) for row in given]
-    assert findings.contents(fit, compare=tuples)["compare"] == given
+
+
+def test_a_comparison_is_shown_with_its_warnings(fitted):
+    fit, data = fitted
+    other = autosym.fit(small("conv"), data, epochs=1)
+    compared = autosym.compare({"mine": fit, "conv": other}, data)
+    said = findings.contents(fit, compare=compared)
+    assert said["compare"] == findings.finite(compared.rows)
+    text = Page(page.html(said)).text
+    assert compared.warnings
+    assert all(warning in text for warning in compared.warnings)
+    third = autosym.fit(small("fc"), data, epochs=1)
+    assert {row["name"] for row in findings.contents(third, compare=compared, title="third")["compare"]} == {
+        "mine",
+        "conv",
+        "third",
+    }
+    with pytest.raises(ValueError, match="both called 'conv'"):
+        findings.contents(third, compare=compared, title="conv")
+    with pytest.raises(TypeError, match="compare takes what autosym"):
+        findings.contents(fit, compare=[("conv", -3.0)])
 
 
 def test_evidence_of_other_data_is_refused(fitted):
     fit, (x, y) = fitted
     other = autosym.fit(small("conv"), (x[:9], y[:9]), epochs=1)
-    with pytest.raises(ValueError, match="conv has the evidence of 9 samples, this fit of 24"):
+    with pytest.raises(ValueError, match="24 samples with 3 outputs, conv to 9"):
         findings.contents(fit, compare={"conv": other})
-    with pytest.raises(ValueError, match="compare takes evidence by name"):
-        findings.contents(fit, compare=[{"name": "a"}])
+    with pytest.raises(ValueError, match="conv has the evidence of 9 samples, this fit of 24"):
+        findings.contents(fit, compare={"conv": other.evidence})
+    with pytest.raises(TypeError, match="but a is a str"):
+        findings.contents(fit, compare={"a": "b"})
+    gaussian = autosym.fit(small("conv"), (x, torch.randn(24, 3)), "gaussian", epochs=1)
+    with pytest.raises(ValueError, match="a density and a probability"):
+        findings.contents(fit, compare={"gauss": gaussian})
 
 
 def test_the_page_says_how_far_behind_an_alternative_is(fitted):
@@ -413,7 +346,7 @@ def test_the_page_needs_nothing_else(fitted):
 
 def test_names_are_escaped(fitted):
     evil = "<script>alert(1)</script>\"'&"
-    said = findings.contents(*fitted, title=evil, compare={evil: -3.0})
+    said = findings.contents(*fitted, title=evil, compare={f"{evil}2": -3.0})
     for row in said["symmetry"]:
         row["layer"] = row["path"] = evil
     for row in said["equivariance"]:
@@ -482,6 +415,52 @@ def test_the_page_of_a_long_run_of_a_deep_network_stays_small():
         one["layer"] = one["layer"].replace("blocks.", "l")
     assert len(json.dumps(said["filters"])) < 300_000
     assert len(page.html(said).encode()) < 2_000_000
+
+
+def test_the_page_of_a_network_of_sixty_layers_stays_small():
+    symmetry = network(*(0.1,) * 60)
+    names = [f"l{i}.{p}" for i in range(60) for p in ("conv.linear", "conv.bias", "f-fc.theta_1", "f-fc.theta_2", "f-fc.b_1")]
+    lines = [
+        {"epoch": e, "loss": 0.123456789, "log_evidence": -e / 7, "log_likelihood": -e / 2, "occam": -e / 2, "seconds": 1.0,
+         "precision": {name: (e + i) * 1.2345678 for i, name in enumerate(names)},
+         "effective_parameters": {name: (e + i) * 0.123456789 for i, name in enumerate(names)},
+         "free_share": {f"l{i}": 0.123456789 for i in range(60)}}
+        for e in range(1, 1001)
+    ]  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    pictures = torch.randint(-127, 128, (8, 16, 16), generator=draw).tolist()
+    filters = [
+        {"layer": f"l{i}", "path": path, "part": part, "of": 99, "scale": 1.0, "pictures": pictures}
+        for i in range(60)
+        for path, part in (("conv", "linear"), ("f-fc", "theta_2"), ("f-fc", "theta_1"))
+    ]
+    text = page.html({"symmetry": symmetry, "history": findings.thinned(lines), "filters": filters})
+    assert len(text.encode()) < 2_000_000
+    assert len(Page(text).of("img")) == 60 * 3 * 2
+    few = page.bounded(findings.thinned(lines))
+    assert (few[0]["epoch"], few[-1]["epoch"]) == (1, 1000)
+
+
+def test_data_that_can_be_read_only_once_are_refused(fitted, tmp_path):
+    fit, data = fitted
+    with pytest.raises(ValueError, match="an iterator, which can be read only once"):
+        fit.report(tmp_path / "r.html", iter([data]))
+    with pytest.raises(ValueError, match="no samples to measure on"):
+        equivariance_error(fit.model, "translations", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_gets_a_report_and_what_fails_leaves_nothing(fitted, tmp_path, monkeypatch):
+    assert fitted[0].report(tmp_path) == tmp_path / "report.html"
+    (tmp_path / "report.html").unlink()
+
+    def fail(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        fitted[0].report(tmp_path / "r.html")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_jinja2_it_says_what_to_install(fitted, monkeypatch, tmp_path):

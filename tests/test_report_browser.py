@@ -36,7 +36,7 @@ def written(tmp_path_factory):
     fit = autosym.fit(small(), data, epochs=8, burn_in=1, every=1)
     own = float(fit.evidence.log_evidence)
     folder = tmp_path_factory.mktemp("report")
-    said = findings.contents(fit, data, compare={"conv alone": own - 2.5, EVIL: own - 700.0}, title=EVIL)
+    said = findings.contents(fit, data, compare={"conv alone": own - 2.5, f"{EVIL}2": own - 700.0}, title=EVIL)
     said["symmetry"][0]["layer"] = said["symmetry"][1]["layer"] = EVIL
     (folder / "contents.json").write_text(json.dumps(said))
     report.write_page(said, folder / "report.html")

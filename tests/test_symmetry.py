@@ -102,6 +102,19 @@ def test_a_frozen_path_has_no_share():
     assert 0 < rows["blocks.1", "f-fc"].share < 1
 
 
+@pytest.mark.parametrize("part", ["theta_1", "b_1"])
+def test_a_path_that_is_frozen_in_part_has_no_share(part):
+    """What it would hold is not known, however little its other parts do."""
+    model = relaxed()
+    model.blocks[0]["f-fc"].get_submodule(part).requires_grad_(False)
+    table = symmetry(model, *reversed(taken(model)))
+    rows = {(p.layer, p.path): p for p in table}
+    assert math.isnan(rows["blocks.0", "f-fc"].share)
+    assert rows["blocks.0", "f-fc"].effective_parameters > 0
+    assert math.isnan(table.free_share()["blocks.0"])
+    assert 0 < table.free_share()["blocks.1"] < 1
+
+
 def test_free_share_adds_the_free_paths_of_each_layer():
     model = relaxed("conv+fc+f-fc")
     table = symmetry(model, *reversed(taken(model)))

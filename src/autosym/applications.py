@@ -4,23 +4,21 @@ Nothing is chosen by hand or by held-out data: size, network and length of train
 in ``working_size`` and ``network_for``, and what was done is said in the notes of the result.
 """
 
-import json
 import math
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym import checkpoint, findings, nets, pictures, programs, wording
+from autosym import checkpoint, findings, nets, pictures, programs, runs, wording
 from autosym.equivariance import EquivarianceError, equivariance_error
-from autosym.experiments.running import METHODS, write
-from autosym.predictive import calibration_error
+from autosym.experiments.running import CHECKPOINT, METHODS, in_percent, start_anew, write
+from autosym.predictive import Scores, scores
 from autosym.provenance import provenance
 from autosym.training import Schedule, fit
 
@@ -82,6 +80,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     training, test, preprocessing, notes = _prepared(found, run)
     network = network_for(run, training[0].shape[1:], len(found.classes), len(training[0]))
     schedule = schedule_for(run, len(training[0]))
+    start_anew(out, resume)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.perf_counter()
     torch.manual_seed(run.seed)
@@ -92,18 +91,22 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
         seed=run.seed,
         progress=progress,
         history=out / "history.jsonl",
-        checkpoint=out / "checkpoint.safetensors",
+        checkpoint=out / CHECKPOINT,
         checkpoint_seconds=10,
         resume=resume,
     )
-    symmetry = fitted.symmetry().as_dicts()
+    held = len(test[0]) > 1
+    kind, measured = ("held out", test) if held else ("training", training)
+    shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
+    said = wording.summary(shown)
     result = {
-        "headline": wording.headline(symmetry),
+        "headline": said["headline"],
+        "cautions": said["cautions"],
         "row": {
             "task": run.task,
             "model": run.model,
             "method": run.method,
-            **_measured(fitted.model, test),
+            **(_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores))),
             "train_accuracy": _measured(fitted.model, training)["accuracy"],
             "evidence": fitted.evidence.log_evidence.item() / len(training[0]),
             "samples": len(training[0]),
@@ -111,7 +114,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
             "seconds": time.perf_counter() - start,
         },
         "config": asdict(run),
-        "symmetry": symmetry,
+        "symmetry": shown["symmetry"],
         "network": network,
         "preprocessing": preprocessing,
         "classes": found.classes,
@@ -120,7 +123,6 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
         "provenance": provenance(device),
     }
     write(result, out / "result.json")
-    shown = findings.contents(fitted, test if len(test[0]) > 1 else training, title=Path(run.task).name)
     write(shown | {"command": _command(run)}, out / "report.json", indent=None)
     return result
 
@@ -168,20 +170,10 @@ def _normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _measured(model: nn.Module, test: Pair) -> dict[str, float | None]:
-    """Accuracy (%), negative log-likelihood and calibration error; None without test images."""
-    x, y = test
-    if len(x) < 2:
-        return dict.fromkeys(("accuracy", "standard_error", "nll", "calibration_error"))
+def _measured(model: nn.Module, pair: Pair) -> dict[str, float]:
+    x, y = pair
     device = next(model.parameters()).device
-    logits = torch.cat([model(part.to(device)).cpu() for part in x.split(1000)])
-    correct = (logits.argmax(1) == y).double()
-    return {
-        "accuracy": 100 * correct.mean().item(),
-        "standard_error": 100 * correct.std().item() / math.sqrt(len(y)),
-        "nll": F.cross_entropy(logits, y).item(),
-        "calibration_error": calibration_error(logits.softmax(1), y),
-    }
+    return in_percent(scores(torch.cat([model(part.to(device)).cpu() for part in x.split(1000)]), y))
 
 
 def audit(
@@ -202,7 +194,7 @@ def audit(
         if size or mean or std:
             raise ValueError(f"{model} is a run, which knows the size, mean and deviation of its images: leave them out")
         network, preprocessing = _read_run(model)
-        size, mean, std = tuple(preprocessing["size"]), preprocessing["mean"], preprocessing["std"]
+        size, mean, std = preprocessing["size"], preprocessing["mean"], preprocessing["std"]
     elif model.exists():
         network = programs.load(model)
     else:
@@ -210,6 +202,10 @@ def audit(
             f"{model} does not exist: name an exported program (.pt2), or the folder of a run of autosym fit"
         )
     images = pictures.read(data, size).images
+    if model.is_dir() and images.shape[1] != len(mean):
+        raise ValueError(
+            f"the run was of images with {len(mean)} channels, but those of {data} have {images.shape[1]}: give others"
+        )
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
     if mean or std:
         images = _normalised(images, *(_channels(values, images, default) for values, default in ((mean, 0.0), (std, 1.0))))
@@ -221,6 +217,10 @@ def audit(
 
 def _channels(values: Sequence[float], images: Tensor, default: float) -> Tensor:
     given = torch.tensor(list(values) or [default])
+    if not torch.isfinite(given).all() or (default and not (given > 0).all()):
+        raise ValueError(
+            f"--{'std' if default else 'mean'} {' '.join(map(str, values))}: must be finite{', and positive' * bool(default)}"
+        )
     if len(given) not in (1, images.shape[1]):
         raise ValueError(f"{len(given)} values for the {images.shape[1]} channels of the images: give one, or one for each")
     return given.expand(images.shape[1])
@@ -228,15 +228,23 @@ def _channels(values: Sequence[float], images: Tensor, default: float) -> Tensor
 
 def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a finished run, and how its images were prepared."""
-    path = folder / "result.json"
+    path, kept = folder / "result.json", folder / CHECKPOINT
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: {folder} is no finished run of autosym fit")
-    result = json.loads(path.read_text())
-    if "network" not in result:
+    result = runs.read(path)
+    if not isinstance(result, dict) or not {"network", "preprocessing", "schedule"} <= set(result):
         raise ValueError(f"{path} does not say how its network was built: audit reads runs of autosym fit")
-    network = nets.build(**result["network"])
-    kept = folder / "checkpoint.safetensors"
-    tensors, _ = checkpoint.read(kept)
+    if not kept.exists():
+        raise FileNotFoundError(f"{kept} does not exist: audit needs the weights of the run; run it again")
+    tensors, state = checkpoint.read(kept)
+    with runs.of_this_version(path):
+        network, epochs = nets.build(**result["network"]), result["schedule"]["epochs"]
+        height, width = map(int, result["preprocessing"]["size"])
+        mean, std = (list(map(float, result["preprocessing"][key])) for key in ("mean", "std"))
+    if len(state["lines"]) != epochs:
+        raise ValueError(
+            f"{kept} is after {len(state['lines'])} of {epochs} epochs: go on by autosym fit --resume, or run it again"
+        )
     own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     checkpoint.load_into(network.state_dict(), own, kept)
-    return network, result["preprocessing"]
+    return network, {"size": (height, width), "mean": mean, "std": std}

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autosym.wording import power_of_ten
+
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 10, 24  # margins, with room for the ticks' words
 
@@ -110,8 +112,7 @@ def tick(value: float, log: bool = False) -> str:
     """A tick's words; powers of ten with a raised exponent."""
     if not log:
         return f"{value:g}".replace("-", "−")
-    raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-    return f"10{str(round(math.log10(value))).translate(raised)}"
+    return power_of_ten(round(math.log10(value)))
 
 
 def diagonal(bins: Sequence[Mapping[str, Any]], size: int = 300) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
 from autosym.proximal import Weights
 
-FORMAT, VERSION = "autosym checkpoint", 2
+FORMAT, VERSION = "autosym checkpoint", 3
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:

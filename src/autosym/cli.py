@@ -19,12 +19,12 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym import applications, findings, processes
+from autosym import applications, processes, runs
 from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
-from autosym.report import print_table, write_page
+from autosym.report import print_table, write_run
 
 EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, OSError, ImportError, processes.Lost) as error:
         print(f"autosym: {error}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(f"autosym: there is not enough memory ({error}): take fewer or smaller images", file=sys.stderr)
         return 1
     return 0
 
@@ -97,6 +100,8 @@ def fit(
     _show_symmetry(Path(data).stem, result["symmetry"])
     row = result["row"]
     print(result["headline"])
+    for caution in result["cautions"]:
+        print(f"Caution: {caution}")
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
     print(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
@@ -288,7 +293,7 @@ def _run(
 def _page(run: Path) -> str:
     """Write report.html beside a result if jinja2 is there; says what became of it."""
     try:
-        return f"Report: {write_page(findings.load(run), run / 'report.html')}"
+        return f"Report: {write_run(run)}"
     except ImportError as error:
         return f"No report: {error}; then `autosym report {run}`"
 
@@ -301,12 +306,7 @@ def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, 
         out: the file to write, or its folder (report.html beside the result by default).
         compare: other runs on the same data, whose evidence is shown beside this one's.
     """
-    contents = findings.load(run)
-    if compare:
-        contents["compare"] = findings.compare_runs(run, compare)
-    path = out or (run if run.is_dir() else run.parent)
-    path = path / "report.html" if path.is_dir() else path
-    print(f"Written: {write_page(contents, path)}")
+    print(f"Written: {write_run(run, out, compare)}")
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
@@ -333,11 +333,12 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
-    summary = json_format.loads(results.read_text())
-    if json:
-        print(json_format.dumps({"rows": summary["rows"]}))
-    else:
-        _show_table(summary)
+    summary = runs.read(results)
+    with runs.of_this_version(results):
+        if json:
+            print(json_format.dumps({"rows": summary["rows"]}))
+        else:
+            _show_table(summary)
 
 
 def _show_table(summary: Mapping[str, Any]) -> None:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from autosym.batching import Data, batches, to_model
+from autosym.curvature import _fingerprint
 from autosym.paths import FactoredOut, GroupConv, Path
 from autosym.priors import Prior
 from autosym.sites import sites
 from autosym.sparse import SparseOut
+from autosym.tables import table
 from autosym.training import Fit, fit
 
 
@@ -65,18 +67,12 @@ class Comparison:
         return tuple(f"{model.name}: {warning}" for model in self.models for warning in model.warnings)
 
     def __str__(self) -> str:
-        table = [("model", "log evidence", "per sample", "difference", "probability", "short of a mode")]
+        rows = [("model", "log evidence", "per sample", "difference", "probability", "short of a mode")]
         for m in self.models:
             short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
             numbers = (f"{m.log_evidence:.2f}", f"{m.per_sample:.4f}", f"{m.difference:.2f}", f"{m.probability:.3g}", short)
-            table.append((m.name, *numbers))
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        lines = [
-            "  ".join([f"{row[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True))])
-            for row in table
-        ]
-        notes = [f"! {warning}" for warning in self.warnings]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *notes])
+            rows.append((m.name, *numbers))
+        return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
 
 
 def compare(
@@ -101,14 +97,18 @@ def compare(
     if options and not models:
         raise TypeError(f"{', '.join(options)}: options are for training models, but these are fits already")
     fits = {name: c if isinstance(c, Fit) else fit(c, _given(data), **options) for name, c in named.items()}
+    return judged(fits, data)
+
+
+def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
+    """p(M_i | D) of fits by name, one or more, after all checks of ``compare``."""
     _refuse_other_data(fits)
     values = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
     short = {name: None if data is None else short_of_mode(f, data) for name, f in fits.items()}
     order = sorted(values, key=lambda name: -values[name])
-    probabilities = torch.tensor([values[name] for name in order], dtype=torch.float64).softmax(0).tolist()
     compared = []
-    for place, (name, probability) in enumerate(zip(order, probabilities, strict=True)):
-        margin = values[order[0]] - values[order[place or 1]]
+    for place, (name, probability) in enumerate(zip(order, probabilities([values[n] for n in order]), strict=True)):
+        margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
         unlearned = _unlearned(fits[name])
         warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned)]
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
@@ -117,10 +117,16 @@ def compare(
     return Comparison(tuple(compared), fits)
 
 
+def probabilities(log_evidences: Sequence[float]) -> list[float]:
+    """Posterior probabilities of models at equal prior ones."""
+    return torch.tensor(log_evidences, dtype=torch.float64).softmax(0).tolist()
+
+
 def short_of_mode(fitted: Fit, data: Data) -> float:
     """1/2 g^T H^-1 g, with g the gradient of the log posterior and H its Kronecker-factored curvature: a Newton step's gain, in nats.
 
-    To second order the log joint, and so the Laplace evidence, of the nearest mode is larger by this. (Exact where the curvature is.)
+    To second order the log joint, and so the Laplace evidence, of the nearest mode is larger by this, if paths are independent, as H has
+    it: it is summed over them. (Exact where the curvature is.) ``data`` are those of the fit.
     """
     gradients = _likelihood_gradients(fitted, data)
     precision, scale = fitted.prior.precision(), float(fitted.likelihood.scale().detach())
@@ -140,12 +146,20 @@ def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     if moved:
         raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
+    samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
     for x, y in batches(data, 256):
         x, y = to_model(x, y, fitted.model, "the data")
+        samples, fingerprint = samples + len(x), fingerprint + _fingerprint(x, y).cpu()
         with torch.enable_grad():
             loss = fitted.likelihood.loss(fitted.model(x), y)
         for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):
             total -= part
+    at = fitted.laplace.curvature
+    if samples != at.samples or (at.fingerprint is not None and not alike(fingerprint, at.fingerprint)):
+        raise ValueError(
+            f"these {samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
+            "fitted to, or none"
+        )
     return sums
 
 
@@ -176,14 +190,14 @@ def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
                 f"{counts[1][1]}: evidence is comparable for the same data only"
             )
         targets = [f.laplace.curvature.fingerprint for f in (one, other)]
-        if all(t is not None for t in targets) and not _alike(*(t[:2] for t in targets if t is not None)):
+        if all(t is not None for t in targets) and not alike(*(t[:2] for t in targets if t is not None)):
             raise ValueError(
                 f"{first} and {name} were fitted to different targets: evidence is comparable for the same data only"
             )
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding, of a model in float32 beside one in float64 too."""
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether fingerprints are equal up to rounding, of a model in float32 beside one in float64 too."""
     return torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -207,7 +221,7 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
         yield "the Kronecker curvature of group convolutions is smaller, against the exact one, than that of others (docs/evidence.md)"
     fingerprint = own.laplace.curvature.fingerprint
     if fingerprint is not None and any(
-        f.laplace.curvature.fingerprint is not None and not _alike(f.laplace.curvature.fingerprint, fingerprint)
+        f.laplace.curvature.fingerprint is not None and not alike(f.laplace.curvature.fingerprint, fingerprint)
         for f in others.values()
     ):
         yield "its inputs are not those of others (scaled or cut otherwise?): make sure that they are the same samples"

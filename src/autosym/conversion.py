@@ -23,7 +23,8 @@ from autosym import layers
 from autosym.layers import Affine, Relaxed
 from autosym.observation import Observation, Seen, observe
 from autosym.paths import Bias, Conv, Dense, Path, Pool, form_of
-from autosym.sites import refuse_batch_dependence, sites, verify
+from autosym.sites import is_under, refuse_batch_dependence, sites, verify
+from autosym.tables import table
 
 FREE = ("f-fc", "fc", "s-fc")
 RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
@@ -54,9 +55,7 @@ class Relaxation:
     def __str__(self) -> str:
         rows = [("layer", "kind", "outcome", "paths", "")]
         rows += [(n.layer or "(model)", n.kind, n.outcome, " + ".join(n.paths), n.note) for n in self.layers]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths, strict=False)), row[4]]).rstrip() for row in rows]
-        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        return table(rows, "<<<<<")
 
 
 def relax(
@@ -76,22 +75,23 @@ def relax(
     ``model.relaxation`` of the result lists what was relaxed, kept, frozen and folded, and why.
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
-    refuse_batch_dependence(model)
     _refuse(model, example, paths, keep)
+    refuse_batch_dependence(model)
     example = example.to(next(model.parameters()))
     relaxed = copy.deepcopy(model)
     seen = observe(relaxed, example)
     if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
         shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
         raise ValueError(
-            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does"
+            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does (is example "
+            "a batch, and not one sample?)"
         )
     if not torch.isfinite(seen.outputs).all():
         raise ValueError(
             "the outputs of the model on the example are not finite (NaN or Inf): mend the example, or the weights"
         )
     modules = dict(relaxed.named_modules())
-    held = {m for name, m in modules.items() if any(name == k or name.startswith(f"{k}.") for k in keep)}
+    held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
     folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
     notes = []
@@ -112,8 +112,14 @@ def relax(
 
 def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], keep: Sequence[str]) -> None:
     """What cannot become a relaxed model, by name, before any work."""
-    if not isinstance(example, Tensor) or not example.is_floating_point():
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}: relax takes a torch module")
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
         raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
+    if not isinstance(paths, (str, Mapping)):
+        raise TypeError(
+            f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
+        )
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())
@@ -271,10 +277,7 @@ def _factor_bytes(path: nn.Module) -> int:
 
 def _approximate(conv: Conv) -> str:
     """Where a convolution of this form is not exactly equivariant."""
-    left, right, top, bottom = conv.padding
-    reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    around = conv.padding_mode == "circular" and [top + bottom, left + right] == reach
-    notes = [] if around or not any(reach) else ["at the borders"]
+    notes = ["at the borders"] if conv.has_borders else []
     if conv.stride != (1, 1):
         notes.append(f"between shifts of the stride {max(conv.stride)}")
     return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"

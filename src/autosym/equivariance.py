@@ -16,6 +16,7 @@ from autosym.batching import Data, batches
 from autosym.groups import GROUPS, Group, translations
 from autosym.layers import Affine, Relaxed
 from autosym.paths import GroupConv
+from autosym.tables import table
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,11 @@ class EquivarianceError:
         groups = list(dict.fromkeys(row.group for row in self.rows))
         layers = list(dict.fromkeys((row.layer, row.kind) for row in self.rows))
         errors = {(row.layer, row.group): row.error for row in self.rows}
-        table = [("layer", "", *groups)]
+        rows = [("layer", "", *groups)]
         for layer, kind in layers:
             cells = (f"{errors[layer, group]:.2g}" if (layer, group) in errors else "" for group in groups)
-            table.append((layer or "(output)", kind, *cells))
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+            rows.append((layer or "(output)", kind, *cells))
+        return table(rows, "<" * len(rows[0]))
 
 
 def equivariance_error(
@@ -68,7 +67,9 @@ def equivariance_error(
     Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
     on the pixel grid, except for groups that interpolate (C8).
     """
-    x = next(batches(data, samples))[0][:samples]
+    x = next(batches(data, samples), (torch.empty(0),))[0][:samples]
+    if not len(x):
+        raise ValueError("the data hold no samples to measure on (an iterator can be read only once)")
     x = x.to(next(model.parameters(), x))
     was = {module: module.training for module in model.modules()}
     model.eval()

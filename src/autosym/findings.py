@@ -1,13 +1,11 @@
-"""What a report says, as one plain dictionary that is strict JSON: a fit in numbers, and a run from its files.
+"""What a report says of a fit, as one plain dictionary that is strict JSON.
 
 Pages and pictures are made from it alone, so that a report can be made anew, or elsewhere, without the model.
 """
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path as File
 from typing import Any
 
 import torch
@@ -15,13 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.batching import Data, batches, to_model
+from autosym.comparison import Comparison, alike, judged, probabilities
+from autosym.curvature import _fingerprint
 from autosym.equivariance import equivariance_error
 from autosym.evidence import Evidence
 from autosym.groups import GROUPS, Group
 from autosym.layers import Relaxed
 from autosym.likelihoods import Categorical, Gaussian
 from autosym.paths import Conv, Dense, FactoredIn, FactoredOut, GroupConv, Path
-from autosym.predictive import calibration_error, reliability
+from autosym.predictive import reliability, scores
 from autosym.provenance import provenance
 from autosym.sparse import SparseConv, SparseIn, SparseOut
 from autosym.training import Fit, Schedule
@@ -29,17 +29,9 @@ from autosym.training import Fit, Schedule
 GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side
 LINES = 120  # of a history
-Alternatives = Mapping[str, Any] | Iterable[Mapping[str, Any] | tuple]
-PATH = {
-    "layer",
-    "path",
-    "symmetric",
-    "precision",
-    "parameters",
-    "effective_parameters",
-    "share",
-    "omega",
-}  # what is known of one
+Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
+BORDERS, INTERPOLATION = "borders and strides", "interpolation"
+UNCHECKED = "it was given as a number, so it is not known to be of the same data"
 
 
 @torch.no_grad()
@@ -50,19 +42,27 @@ def contents(
     compare: Alternatives | None = None,
     groups: Sequence[str | Group] = GROUPS_SHOWN,
     title: str = "A fit by autosym",
+    measured_on: str = "",
 ) -> dict[str, Any]:
     """Everything a report says of ``fit``.
 
     On ``data``, labelled samples that are best held out, equivariance under ``groups`` and calibration are measured; without them
-    the report says that they were not. ``compare`` is the evidence of alternatives on the same training data: fits, evidences or
-    nats by name, or a list of dictionaries with ``name``, ``log_evidence`` and, if known, ``probability`` (or tuples of these).
+    the report says that they were not. ``measured_on`` says what they are, "training" or "held out"; by default training data are
+    known by their sums, and any others are called "given". ``compare`` is the evidence of alternatives on the same training data: what
+    ``autosym.compare`` returns, or fits, evidences or nats by name.
     """
+    if hasattr(data, "__next__"):
+        raise ValueError(
+            "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
+        )
     gammas = fit.estimate.effective_parameters(fit.prior)
     record = fit.evidence
     found = {
         "title": title,
         "likelihood": fit.likelihood.name,
         "samples": record.samples,
+        "outputs": fit.estimate.outputs,
+        "fingerprint": _as_list(fit.estimate.fingerprint),
         "parameters": sum(p.numel() for p in fit.model.parameters()),
         "effective_parameters": float(gammas.sum()),
         "evidence": {
@@ -77,7 +77,7 @@ def contents(
         "approximate": approximate(fit.model),
         "history": thinned(fit.history),
         "filters": filters(fit.model),
-        "compare": None if compare is None else alternatives(compare, title, record),
+        "compare": None if compare is None else alternatives(compare, title, fit),
         "schedule": settings(fit.schedule),
         "config": {"seed": fit.seed, "nu": repr(fit.prior.nu)},
         "command": _call(fit),
@@ -85,7 +85,20 @@ def contents(
     }
     if isinstance(fit.likelihood, Gaussian):
         found["sigma_noise"] = math.exp(float(fit.likelihood.log_variance) / 2)
-    return finite(found | (measured(fit, data, groups) if data is not None else {}))
+    if data is not None:
+        found |= {**measured(fit, data, groups), "measured_on": measured_on or _kind(fit, data)}
+    return finite(found)
+
+
+def _as_list(fingerprint: Tensor | None) -> list[float] | None:
+    return None if fingerprint is None else fingerprint.tolist()
+
+
+def _kind(fit: Fit, data: Data) -> str:
+    """Whether these are the training data."""
+    sums = [_fingerprint(*to_model(x, y, fit.model, "the report's data")).cpu() for x, y in batches(data, 1000)]
+    own = fit.estimate.fingerprint
+    return "training" if sums and own is not None and alike(torch.stack(sums).sum(0), own) else "given"
 
 
 def settings(schedule: Schedule) -> dict[str, Any]:
@@ -93,17 +106,16 @@ def settings(schedule: Schedule) -> dict[str, Any]:
     return asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)}
 
 
-def approximate(model: nn.Module) -> list[str]:
-    """Relaxed layers with a convolution that is equivariant only up to borders (padding) or strides."""
-    relaxed = [(name, module) for name, module in model.named_modules() if isinstance(module, Relaxed)]
-    convs = [(name, part) for name, module in relaxed for path in module.symmetric for part in module[path].modules()]
-    return list(dict.fromkeys(name for name, part in convs if isinstance(part, Conv) and not _is_exact(part)))
-
-
-def _is_exact(conv: Conv) -> bool:
-    left, right, top, bottom = conv.padding
-    height, width = (d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
-    return conv.stride == (1, 1) and conv.padding_mode == "circular" and (top + bottom, left + right) == (height, width)
+def approximate(model: nn.Module) -> dict[str, list[str]]:
+    """Of relaxed layers whose symmetric paths are equivariant only up to something, to what: borders and strides, interpolation."""
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        paths = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
+        limits = {BORDERS: any(isinstance(part, Conv) and not part.is_equivariant for part in paths)}
+        limits[INTERPOLATION] = any(isinstance(part, GroupConv) and not part.group.exact for part in paths)
+        if any(limits.values()):
+            found[name] = [limit for limit, holds in limits.items() if holds]
+    return found
 
 
 def _call(fit: Fit) -> str:
@@ -157,14 +169,9 @@ def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
         raise ValueError("the report's data hold no samples: pass labelled ones, or data=None")
     logits, y = torch.cat(outputs), torch.cat(labels)
     Categorical().check(logits.shape[1], y)
-    probabilities = logits.softmax(1)
-    return {
-        "samples": len(y),
-        "accuracy": float((logits.argmax(1) == y).double().mean()),
-        "nll": float(F.cross_entropy(logits, y)),
-        "error": calibration_error(probabilities, y),
-        "bins": reliability(probabilities, y),
-    }
+    found = scores(logits, y)
+    known = {"accuracy": found.accuracy, "nll": found.nll, "error": found.calibration_error}
+    return {"samples": len(y), **known, "bins": reliability(logits.softmax(1), y)}
 
 
 # ---- filters
@@ -225,95 +232,43 @@ def strongest(maps: Tensor) -> Tensor:
 # ---- evidence of alternatives
 
 
-def alternatives(compare: Alternatives, title: str, record: Evidence) -> list[dict[str, Any]]:
-    """Log evidence and posterior probability, at equal prior ones, of this fit (unless it is among them) and the alternatives."""
-    rows = []
-    for item in compare.items() if isinstance(compare, Mapping) else compare:
-        given = item if isinstance(item, Mapping) else dict(zip(("name", "log_evidence", "probability"), item, strict=False))
-        name, value = given.get("name"), given.get("log_evidence")
-        value = value.evidence if isinstance(value, Fit) else value
-        if isinstance(value, Evidence) and value.samples != record.samples:
-            raise ValueError(
-                f"{name} has the evidence of {value.samples} samples, this fit of {record.samples}: not comparable"
-            )
-        value = float(value.log_evidence) if isinstance(value, Evidence) else value
-        if not isinstance(name, str) or not isinstance(value, (int, float)):
-            raise ValueError(f"compare takes evidence by name, or dictionaries with name and log_evidence, got {item!r}")
-        rows.append({"name": name, "log_evidence": float(value), "probability": given.get("probability")})
-    own = float(record.log_evidence)
-    if all(row["log_evidence"] != own for row in rows):
-        rows.insert(0, {"name": title, "log_evidence": own, "probability": None})
-    return sorted(with_probabilities(rows), key=lambda row: -row["log_evidence"])
+def alternatives(compare: Alternatives, title: str, fit: Fit) -> list[dict[str, Any]]:
+    """Log evidence, posterior probability at equal prior ones, and warnings: of this fit and the alternatives, the best first.
 
-
-def with_probabilities(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Posterior probabilities at equal prior ones, unless every row came with its own."""
-    if all(row["probability"] is not None for row in rows):
-        return rows
-    values = torch.tensor([row["log_evidence"] for row in rows], dtype=torch.float64)
-    return [row | {"probability": p} for row, p in zip(rows, values.softmax(0).tolist(), strict=True)]
-
-
-# ---- a run from its files
-
-
-def load(run: File) -> dict[str, Any]:
-    """What the files of a run say: result.json, with report.json and history.jsonl where they are; or one file of results."""
-    folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
-    if not file.exists():
-        raise FileNotFoundError(f"{file} does not exist: name the folder of a run (by `autosym run NAME`), or its result.json")
-    result = _read(file)
-    if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
-        several = " It is the summary of several runs, which `autosym table` shows." if _key(result, "rows") else ""
-        raise ValueError(
-            f"{file} is not the result of a run: it has no list of symmetry.{several} Make one by `autosym run NAME`"
+    Fits are checked as ``autosym.compare`` does; that a mere number is of the same data cannot be.
+    """
+    if isinstance(compare, Comparison) and any(other is fit for other in compare.fits.values()):
+        return compare.rows
+    if not isinstance(compare, (Comparison, Mapping)):
+        raise TypeError(
+            f"compare takes what autosym.compare returns, or fits or evidence by name, got a {type(compare).__name__}"
         )
-    unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
-    if unknown:
-        raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
-    more: dict[str, Any] = {}
-    if run.is_dir() and (folder / "report.json").exists():
-        more = _read(folder / "report.json")
-    elif run.is_dir() and (folder / "history.jsonl").exists():
-        more = {"history": thinned(_read_lines(folder / "history.jsonl"))}
-    if not isinstance(more, dict):
-        raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
-    title = " · ".join(str(result["config"][key]) for key in ("task", "model", "method") if _key(result.get("config"), key))
-    return finite({"title": title or str(run), **more, **result})
+    given: Mapping[str, Any] = compare.fits if isinstance(compare, Comparison) else compare
+    fits = {name: value for name, value in given.items() if isinstance(value, Fit)}
+    if all(other is not fit for other in fits.values()):
+        if title in given:
+            raise ValueError(f"this fit and an alternative are both called {title!r}: give the report another title")
+        fits = {title: fit, **fits}
+    rows = judged(fits).rows
+    for name, value in given.items():
+        if not isinstance(value, Fit):
+            rows.append({"name": name, "log_evidence": _nats(name, value, fit.evidence), "warnings": [UNCHECKED]})
+    return ranked(rows)
 
 
-def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
-    """The evidence of several runs on the same task and as many samples, as ``alternatives`` gives it."""
-    loaded = {str(one): load(one) for one in (run, *others)}
-    rows, seen = [], {}
-    for name, found in loaded.items():
-        evidence = (found.get("evidence") or {}).get("log_evidence")
-        if evidence is None or not found.get("samples"):
-            raise ValueError(f"{name} does not say its evidence (its report.json is missing or older): run it again to compare")
-        seen[name] = (found["samples"], (found.get("config") or {}).get("task"), (found.get("config") or {}).get("seed"))
-        rows.append({"name": found["title"], "log_evidence": evidence, "probability": None})
-    if len(set(seen.values())) > 1:
-        what = "; ".join(f"{name}: {n} samples, task {task}, seed {seed}" for name, (n, task, seed) in seen.items())
-        raise ValueError(f"evidence can be compared only on the same data, which the seed draws: {what}")
-    return sorted(with_probabilities(rows), key=lambda row: -row["log_evidence"])
+def _nats(name: str, value: Any, record: Evidence) -> float:
+    if isinstance(value, Evidence) and value.samples != record.samples:
+        raise ValueError(f"{name} has the evidence of {value.samples} samples, this fit of {record.samples}: not comparable")
+    value = float(value.log_evidence) if isinstance(value, Evidence) else value
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"compare takes fits, evidences or nats by name, but {name} is a {type(value).__name__}")
+    return float(value)
 
 
-def _key(value: Any, key: str) -> bool:
-    return isinstance(value, dict) and key in value
-
-
-def _read(file: File) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error
-
-
-def _read_lines(file: File) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not JSON lines ({error}): it may have been cut off; run it again") from error
+def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best first, with posterior probabilities at equal prior ones."""
+    known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
+    return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
 
 
 # ---- plain data

@@ -21,6 +21,9 @@ from autosym.layers import Affine, Factored, Relaxed, SparseFactored
 from autosym.likelihoods import Categorical, Gaussian, Likelihood
 from autosym.paths import Path
 from autosym.plain import LAYERS, plain
+from autosym.sites import refuse_batch_dependence
+from autosym.symmetry import Effective, effective
+from autosym.tables import table
 from autosym.training import Fit
 
 
@@ -67,10 +70,7 @@ class Hardening:
         for p in self.parts:
             share, change = ("?" if math.isnan(value) else f"{value:.2%}" for value in (p.share, p.change))
             rows.append((p.layer, p.path, p.part, share, change, "dropped" if p.dropped else ""))
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        align = ("<", "<", "<", ">", ">", "<")
-        lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip() for row in rows]
-        lines.insert(1, "-" * max(map(len, lines)))
+        lines = [table(rows, "<<<>><")]
         lines += [f"{layer} is now {what}" for layer, what in self.layers.items()]
         lines.append(f"parameters: {self.parameters[0]} before, {self.parameters[1]} after")
         if self.cost is not None:
@@ -85,19 +85,24 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
     """A copy of a fitted or relaxed model in ordinary torch layers, without the parts that are within ``tolerance``.
 
     With ``data`` (pairs, read once and held) no part is dropped by which, with all others dropped before it, the outputs would
-    change by more than ``tolerance`` of their spread over the samples. A model without a fit is judged by that alone. Every layer keeps
-    the weights of one path at least. The record of it all is ``hardening`` of the model returned; print it.
+    change by more than ``tolerance`` of their spread over the samples. A model without a fit, and a path that was frozen in it, is judged
+    by that alone. Every layer keeps the weights of one path at least. The record of it all is ``hardening`` of the model returned; print
+    it.
     """
     model = fitted.model if isinstance(fitted, Fit) else fitted
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is a part of the whole, in [0, 1), got {tolerance}")
-    if not isinstance(fitted, Fit) and data is None:
-        raise ValueError("a model without a fit is judged by its outputs: pass data, or the Fit that autosym.fit returned")
+    if data is None and (not isinstance(fitted, Fit) or fitted.schedule.step == "none"):
+        raise ValueError(
+            "a model without a fit, or with one at fixed precisions (step='none'), is judged by its outputs: pass data, or the Fit of "
+            "learned precisions that autosym.fit returned"
+        )
     if not any(isinstance(module, LAYERS) for module in model.modules()):
         raise ValueError("the model has no path of autosym's, so there is nothing to harden")
+    refuse_batch_dependence(model)
     seen = None if data is None else _Outputs(model, data, fitted.likelihood if isinstance(fitted, Fit) else None)
     hardened = copy.deepcopy(model)
-    parts = _parts(hardened, _gammas(fitted) if isinstance(fitted, Fit) else None)
+    parts = _parts(hardened, effective(model, fitted.prior, fitted.estimate) if isinstance(fitted, Fit) else None)
     if seen is None:
         _drop_by_share(parts, tolerance)
     else:
@@ -136,20 +141,17 @@ class _Part:
         self.dropped = False
 
 
-def _parts(model: nn.Module, gammas: dict[str, float] | None) -> list[_Part]:
+def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
     """What may be dropped of every relaxed layer: weights of all paths, and biases of free ones (others merge into a convolution)."""
     parts = []
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
             continue
-        total = 0.0 if gammas is None else _under(gammas, [layer])
         for path, branch in module.items():
             stem = f"{layer}.{path}".lstrip(".")
             for part, last, names in _of(branch, path in module.symmetric):
-                share = (
-                    _under(gammas, [f"{stem}.{name}".rstrip(".") for name in names]) / total if gammas and total else math.nan
-                )
-                parts.append(_Part(layer, path, part, last, share))
+                stems = [f"{stem}.{name}".rstrip(".") for name in names]
+                parts.append(_Part(layer, path, part, last, found.share(layer, *stems) if found else math.nan))
     return parts
 
 
@@ -163,16 +165,6 @@ def _of(branch: nn.Module, symmetric: bool) -> list[tuple[str, Path, tuple[str, 
         parts = [("weights", branch.linear, ("linear",)), ("bias", branch.bias, ("bias",))]
         return parts[:1] if symmetric else parts  # type: ignore[return-value]
     return [("weights", branch, ("",))] if isinstance(branch, Path) else []
-
-
-def _gammas(fit: Fit) -> dict[str, float]:
-    """Effective parameters by name of path."""
-    with torch.no_grad():
-        return dict(zip(fit.estimate.names, fit.estimate.effective_parameters(fit.prior).tolist(), strict=True))
-
-
-def _under(gammas: dict[str, float], stems: Sequence[str]) -> float:
-    return sum(g for name, g in gammas.items() if any(name == s or name.startswith(f"{s}.") or not s for s in stems))
 
 
 def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
@@ -210,8 +202,10 @@ def _replace_all(model: nn.Module, parts: Sequence[_Part]) -> dict[str, str]:
     layers: dict[str, str] = {}
 
     def visit(parent: nn.Module, stem: str) -> None:
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # also where one parent holds a layer by two names
             full = f"{stem}{name}"
+            if child is None:
+                continue
             if not isinstance(child, LAYERS):
                 visit(child, f"{full}.")
                 continue

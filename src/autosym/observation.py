@@ -26,19 +26,29 @@ class Seen:
 
 
 class _Flattened(TorchFunctionMode):
-    """Remembers tensors (B, C ...) that were made flat, in a module or in a function."""
+    """Remembers tensors (B, C ...) that were made flat, in a module or in a function, and whether axes were ever exchanged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maps: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
+        self.permuted = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.permuted |= any(_is_permuted(x, result) for x in args)
         if getattr(func, "__name__", "") in FLATTENING and isinstance(result, Tensor) and result.dim() == 2:
             x = args[0] if args and isinstance(args[0], Tensor) else result
             if x.dim() > 2 and len(x) == len(result):
                 self.maps[result.data_ptr()] = (result, tuple(x.shape[1:]))  # kept, so that its place is not used again
         return result
+
+
+def _is_permuted(x: Any, y: Any) -> bool:
+    """Whether y is a view of x with its axes in another order, by whichever function."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x is y or x.data_ptr() != y.data_ptr():
+        return False
+    a, b = ([axis for axis in zip(t.shape, t.stride(), strict=True) if axis[0] > 1] for t in (x, y))
+    return a != b and sorted(a) == sorted(b)
 
 
 @dataclass
@@ -73,8 +83,10 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
         record.after = producers.get(id(x))
         if x.dim() == 2 and x.data_ptr() in flattened.maps:
             maps = flattened.maps[x.data_ptr()][1]
-            # Only if they are the channels of a convolution: tokens (T, D) have none.
-            record.maps = maps if len(maps) == len(convolution) and maps[0] == convolution[0] else ()
+            # Only if they are the channels of a convolution: tokens (T, D) have none. Where axes were exchanged, and another one is as
+            # long, it is not known which of them are the channels.
+            known = len(maps) == len(convolution) and maps[0] == convolution[0]
+            record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
         if isinstance(module, (nn.Conv1d, nn.Conv2d)):
             convolution = record.out_shape
             record.x = x.clone()  # what follows may change it in place

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autosym import charts, wording
-from autosym.findings import finite
+from autosym.findings import LINES, PICTURES, finite, thinned
+from autosym.sites import is_under
 
 COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
 DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
+NUMBERS, LAYERS = 12000, 16  # precisions on a page at most, and layers that show all of their pictures
+MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
 
 
@@ -33,16 +36,15 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the template shows, by section."""
     symmetry = contents["symmetry"]
     schedule = contents.get("schedule") or {}
-    history = contents.get("history") or []
+    history = bounded(contents.get("history") or [])
     calibration = contents.get("calibration")
-    learned, approximate = schedule.get("step") != "none", contents.get("approximate") or ()
-    layers = wording.layers(symmetry, learned, approximate)
+    said = wording.summary(contents)
     return {
+        **said,
         "title": contents.get("title") or "A fit by autosym",
-        "headline": wording.headline(symmetry, learned, approximate),
         "figures": key_figures(contents),
-        "layers": layers,
-        "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in layers),
+        "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in said["layers"]),
+        "measured_on": MEASURED.get(contents.get("measured_on") or "", ""),
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),
         "samples": contents.get("samples"),
@@ -75,8 +77,7 @@ def number(value: Any, digits: int = 3) -> str:
     size = abs(value)
     if size and not 1e-3 <= size < 1e6:
         power = math.floor(math.log10(size) + 1e-12)
-        raised = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        return f"{value / 10.0**power:.{min(digits, 3) - 1}f} × 10{raised}".replace("-", "−")
+        return f"{value / 10.0**power:.{min(digits, 3) - 1}f} × {wording.power_of_ten(power)}".replace("-", "−")
     decimals = max(0, digits - 1 - math.floor(math.log10(size))) if size else 0
     return f"{value:,.{decimals}f}".replace(",", "\u202f").replace("-", "−")
 
@@ -96,11 +97,16 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     per_sample = (
         evidence["log_evidence"] / samples if evidence.get("log_evidence") is not None and samples else row.get("evidence")
     )
-    accuracy = row["accuracy"] / 100 if row.get("accuracy") is not None else calibration.get("accuracy")
+    tested = row.get("accuracy") is not None  # rows of results are of held-out samples
+    accuracy, error = (
+        (row["accuracy"] / 100, row.get("calibration_error")) if tested else map(calibration.get, ("accuracy", "error"))
+    )
+    kind = MEASURED.get("held out" if tested else contents.get("measured_on") or "", "")
+    of = "" if kind else " on the data given"
     found = [
         ("log evidence per sample", "evidence", per_sample, "nats"),
-        ("accuracy", "accuracy", accuracy, "share"),
-        ("calibration error", "calibration_error", row.get("calibration_error", calibration.get("error")), "share"),
+        (f"{kind}accuracy{of}", "accuracy", accuracy, "share"),
+        (f"{kind}calibration error{of}", "calibration_error", error, "share"),
         ("effective parameters", "effective_parameters", contents.get("effective_parameters"), ""),
         ("parameters", "parameters", contents.get("parameters", row.get("parameters")), ""),
         ("training samples", "samples", samples, ""),
@@ -122,6 +128,12 @@ def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 # ---- curves
+
+
+def bounded(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A history with fewer lines, the more numbers each of them has: a page of any network stays below 2 MB."""
+    widest = max((len(line.get("precision") or {}) for line in history), default=0)
+    return thinned(history, max(2, min(LINES, NUMBERS // max(widest, 1))))
 
 
 def curves(
@@ -184,7 +196,11 @@ def _effective(
     for kind in legend(symmetry):
         stems = [f"{path['layer']}.{path['path']}".lstrip(".") for path in symmetry if path["path"] == kind["path"]]
         values = [
-            sum(gamma or 0.0 for name, gamma in line["effective_parameters"].items() if _is_under(name, stems))
+            sum(
+                gamma or 0.0
+                for name, gamma in line["effective_parameters"].items()
+                if any(is_under(name, stem) for stem in stems)
+            )
             if line.get("effective_parameters")
             else None
             for line in steps
@@ -195,11 +211,7 @@ def _effective(
 
 def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The path of a relaxed layer to which a precision belongs, if to any."""
-    return next((p for p in symmetry if _is_under(name, [f"{p['layer']}.{p['path']}".lstrip(".")])), None)
-
-
-def _is_under(name: str, stems: Sequence[str]) -> bool:
-    return any(name == stem or name.startswith(f"{stem}.") for stem in stems)
+    return next((p for p in symmetry if is_under(name, f"{p['layer']}.{p['path']}".lstrip("."))), None)
 
 
 def precisions(
@@ -235,6 +247,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
     kinds = {(path["layer"], path["path"]): path for path in symmetry}
     found: dict[str, dict[str, Any]] = {}
     numbers = {layer["name"]: layer["number"] for layer in wording.layers(symmetry)}
+    shown = max(1, min(PICTURES, LAYERS * PICTURES // max(len(numbers), 1)))
     for one in filters:
         entry = found.setdefault(one["layer"], {"name": one["layer"], "number": numbers.get(one["layer"]), "parts": []})
         path = kinds.get((one["layer"], one["path"]), {"path": one["path"], "symmetric": False, "share": None})
@@ -242,7 +255,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
             {
                 "label": one["path"] if one["part"] in ("", "linear") else f"{one['path']} {one['part']}",
                 "path": path,
-                "uris": [png(levels) for levels in one["pictures"]],
+                "uris": [png(levels) for levels in one["pictures"][:shown]],
                 "of": one["of"],
                 "scale": one["scale"],
                 "size": f"{len(one['pictures'][0])} × {len(one['pictures'][0][0])}",
@@ -299,5 +312,5 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         behind = None if best is None or row["log_evidence"] is None else best - row["log_evidence"]
         odds, strength = (wording.odds(behind), wording.strength(behind)) if behind else (None, None)
         known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
-        found.append({"name": row["name"], "log_evidence": row["log_evidence"], **known})
+        found.append({"name": row["name"], "log_evidence": row["log_evidence"], "warnings": row.get("warnings") or [], **known})
     return found

@@ -135,6 +135,18 @@ class Conv(Path):
         centred = self.padding == (width, width, height, height) and all(k % 2 for k in self.kernel_size)
         return centred and self.stride == self.dilation == (1, 1) and self.groups == 1
 
+    @property
+    def has_borders(self) -> bool:
+        """Whether positions at an edge see something else than those inside: not where it wraps around, nor if it has no reach."""
+        left, right, top, bottom = self.padding
+        reach = tuple(d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True))
+        return (top + bottom, left + right) != reach or (self.padding_mode != "circular" and any(reach))
+
+    @property
+    def is_equivariant(self) -> bool:
+        """Whether it commutes exactly with translations, around the edges."""
+        return self.stride == (1, 1) and not self.has_borders
+
     def pad(self, x: Tensor) -> Tensor:
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(x, self.padding, mode) if any(self.padding) else x

@@ -181,17 +181,20 @@ def _read_folder(path: Path, size: tuple[int, int] | None) -> Pictures:
     files, classes, notes = _list(path)
     headers = [_header(file) for file, _ in files]
     first = headers[0][0]
-    other = next((i for i, (found, _) in enumerate(headers) if found != first), None)
+    other = next((i for i, (found, _, _) in enumerate(headers) if found != first), None)
     if size is None and other is not None:
         (a, _), (b, _) = files[0], files[other]
         raise ValueError(
             f"images are of different sizes: {a} is {first[0]}x{first[1]}, {b} {headers[other][0][0]}x{headers[other][0][1]} (height x "
             "width); give one by --size HxW, to which all are resized"
         )
-    coloured = [colour for _, colour in headers]
+    coloured = [colour for _, colour, _ in headers]
     channels = 3 if any(coloured) else 1
     if any(coloured) and not all(coloured):
         notes.append(f"{coloured.count(False)} of {len(files)} images are grey: they were read as coloured, like the others")
+    moving = [file for (file, _), (_, _, moves) in zip(files, headers, strict=True) if moves]
+    if moving:
+        notes.append(f"{len(moving)} files hold several frames, of which the first was read: {_some(moving)}")
     shape = (len(files), channels, *(size or first))
     _check_bytes(path, shape)
     images = torch.empty(shape)
@@ -212,6 +215,8 @@ def _list(path: Path) -> tuple[list[tuple[Path, int]], list[str], list[str]]:
     for label, folder in enumerate(folders):
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
         own = [entry for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file()]
+        if not own and any(entry.is_dir() for entry in entries):
+            raise ValueError(f"{folder} holds folders, and no image: if those are the classes, name the inner folder, {folder}")
         if not own:
             raise ValueError(f"{folder} holds no image ({', '.join(sorted(SUFFIXES))}): fill or remove the folder")
         files += [(entry, label) for entry in own]
@@ -235,14 +240,15 @@ def _opened(file: Path) -> Iterator[Any]:
         raise ValueError(f"{file} cannot be read as an image ({error}): mend or remove it") from error
 
 
-def _header(file: Path) -> tuple[tuple[int, int], bool]:
-    """(height, width) as shown, and whether it has colours; memory is not taken for the pixels of a huge one."""
+def _header(file: Path) -> tuple[tuple[int, int], bool, bool]:
+    """(height, width) as shown, whether it has colours, and whether it moves; memory is not taken for the pixels of a huge one."""
     with _opened(file) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise ValueError(f"it is {height}x{width}, more than {MOST_PIXELS} pixels")
-        turned = image.getexif().get(0x0112, 1) >= 5  # taken with the camera on its side
-        return ((width, height) if turned else (height, width)), not image.mode.startswith(("1", "L", "I", "F"))
+        turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # taken with the camera on its side
+        size, coloured = (width, height) if turned else (height, width), not image.mode.startswith(("1", "L", "I", "F"))
+        return size, coloured, getattr(image, "n_frames", 1) > 1
 
 
 def _decode(file: Path, channels: int) -> Tensor:

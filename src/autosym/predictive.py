@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.likelihoods import Gaussian, Likelihood
@@ -102,20 +103,42 @@ def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, s
     return (mean + torch.einsum("bij,nj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Of logits: accuracy and its standard error, the mean negative log-likelihood, and the calibration error of their softmax."""
+
+    accuracy: float
+    standard_error: float
+    nll: float
+    calibration_error: float
+
+
+def scores(logits: Tensor, labels: Tensor) -> Scores:
+    """How well ``logits`` (B, D) tell the classes ``labels`` (B,)."""
+    correct = (logits.argmax(1) == labels).double()
+    error = float(correct.std(correction=0)) / math.sqrt(max(len(labels) - 1, 1))
+    return Scores(
+        float(correct.mean()), error, float(F.cross_entropy(logits, labels)), calibration_error(logits.softmax(1), labels)
+    )
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their counts."""
-    confidence, predicted = probabilities.max(-1)
-    correct = (predicted == labels.to(predicted.device)).to(confidence.dtype)
-    which = (confidence * bins).long().clamp_max(bins - 1)
+    confidence, correct, which = _binned(probabilities, labels, bins)
     gap = torch.zeros(bins, dtype=confidence.dtype, device=confidence.device).index_add_(0, which, correct - confidence)
     return float(gap.abs().sum() / len(labels))
 
 
-def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[dict[str, float | None]]:
-    """The bins of ``calibration_error``: bounds, count, mean confidence and accuracy (None where there is no sample)."""
+def _binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each sample the confidence, whether it is right (1) or wrong (0), and its bin."""
     confidence, predicted = probabilities.max(-1)
     correct = (predicted == labels.to(predicted.device)).to(confidence.dtype)
-    which = (confidence * bins).long().clamp_max(bins - 1)
+    return confidence, correct, (confidence * bins).long().clamp_max(bins - 1)
+
+
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[dict[str, float | None]]:
+    """The bins of ``calibration_error``: bounds, count, mean confidence and accuracy (None where there is no sample)."""
+    confidence, correct, which = _binned(probabilities, labels, bins)
     rows: list[dict[str, float | None]] = []
     for index in range(bins):
         inside = which == index

@@ -20,10 +20,12 @@ HOW = "save it by torch.export.save(torch.export.export(model.eval(), (images,))
 PLAIN = re.compile(r"(archive_format|archive_version|byteorder|\.data/\w+|data/weights/weight_\d+|data/constants/tensor_\d+)")
 CONFIGS = re.compile(r"data/(weights|constants)/model_(weights|constants)_config\.json")
 OPERATOR = re.compile(
-    r"torch\.ops\.aten\.(?!from_file)\w+\.\w+|_operator\.(getitem|add|sub|mul|floordiv|mod|eq|ne|lt|le|gt|ge)|torch\.sym_\w+"
+    r"torch\.ops\.aten\.(?!from_file)\w+\.\w+|_operator\.(getitem|add|sub|mul|truediv|floordiv|mod|pow|neg|pos|abs|eq|ne|lt|le|gt|ge|and_|or_|not_)"
+    r"|torch\.sym_\w+"
 )
 SYMBOL = re.compile(
-    r"Symbol\('[su]\d+'(, (positive|integer|nonnegative)=True)*\)|Integer|FloorDiv|Mod|Mul|Add|Pow|Max|Min|[su]?\d+"
+    r"Symbol\('[su]\d+'(, (positive|integer|nonnegative)=True)*\)|Integer|IntTrueDiv|FloorDiv"
+    r"|PythonMod|Mod|Mul|Add|PowByNatural|Pow|Max|Min|[su]?\d+"
 )
 
 
@@ -45,9 +47,9 @@ class Program(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if any(size not in (None, given) for size, given in zip(self.in_shape, x.shape[1:], strict=True)):
-            raise ValueError(
-                f"the network takes images {self.in_shape}, but these are {tuple(x.shape[1:])}: resize them by --size HxW"
-            )
+            other = self.in_shape[0] not in (None, x.shape[1])
+            how = "give images with as many channels" if other else "resize them by --size HxW"
+            raise ValueError(f"the network takes images {self.in_shape}, but these are {tuple(x.shape[1:])}: {how}")
         (run,), outputs = self._run, []
         for part in x.to(self.dtype).split(self.batch or len(x)):
             whole = part if self.batch is None else torch.cat([part, part[:1].expand(self.batch - len(part), *part.shape[1:])])

@@ -109,12 +109,27 @@ def write(fit: "Fit", path: File, data: Any = None, **options: Any) -> File:
 
 
 def write_page(contents: Mapping[str, Any], path: File) -> File:
-    """The page of ``contents``, whole or not at all."""
+    """The page of ``contents``, whole or not at all, as the file ``path`` or as report.html in that folder."""
     from autosym import page
 
     text = page.html(contents)
+    path = path / "report.html" if path.is_dir() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
+
+
+def write_run(run: File, path: File | None = None, compare: Sequence[File] = ()) -> File:
+    """The page of a run from its files, at ``path`` or beside them, with the evidence of other runs beside its own."""
+    from autosym import runs
+
+    contents = runs.load(run)
+    if compare:
+        contents["compare"] = runs.compare_runs(run, compare)
+    with runs.of_this_version(run):
+        return write_page(contents, path or (run if run.is_dir() else run.parent))

@@ -76,6 +76,11 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     return list(found.values())
 
 
+def is_under(name: str, stem: str) -> bool:
+    """Whether a dotted name is ``stem``, or of something that it holds; the model itself, "", holds all."""
+    return not stem or name == stem or name.startswith(f"{stem}.")
+
+
 def sizes(sites: Sequence[Site]) -> dict[str, float]:
     """The size of every parameter, in units of which relative steps are: its root mean square, but for what a path says of its own."""
     return {

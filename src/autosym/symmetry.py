@@ -1,12 +1,12 @@
 """The learned symmetry as numbers: for every layer and path its precision, effective parameters and share.
 
 The share of a path is the part of its layer's effective parameters that it holds, biases included: a free path whose own
-spatial bias is still in use breaks the symmetry, so it counts. It is not a number (NaN) for a frozen path, of which the evidence
-says nothing, and in a layer without effective parameters.
+spatial bias is still in use breaks the symmetry, so it counts. It is not a number (NaN) for a path that is frozen, as a whole or in
+part, of which the evidence does not say all, and in a layer without effective parameters. Beside such a path a share is an upper bound.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from torch import nn
@@ -15,6 +15,8 @@ from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.layers import Relaxed
 from autosym.priors import Prior
+from autosym.sites import is_under
+from autosym.tables import table
 
 
 @dataclass(frozen=True)
@@ -64,35 +66,51 @@ class Symmetry:
             precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        align = ("<", "<", "<", "<", ">", ">")
-        lines = ["  ".join(f"{c:{a}{w}}" for c, a, w in zip(row, align, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        return table(rows, "<<<<>>")
+
+
+@dataclass(frozen=True)
+class Effective:
+    """Effective parameters by name of path, how many parameters of each the evidence covers, and how many the model has."""
+
+    gammas: Mapping[str, float]
+    covered: Mapping[str, float]
+    present: Mapping[str, int]
+
+    def share(self, layer: str, *stems: str) -> float:
+        """gamma of all under ``stems`` over that of their layer; NaN where the evidence does not cover all of them."""
+        total = _under(self.gammas, layer)
+        known = total > 0 and 0 < _under(self.covered, *stems) == _under(self.present, *stems)
+        return _under(self.gammas, *stems) / total if known else math.nan
+
+
+def _under(numbers: Mapping[str, float], *stems: str) -> float:
+    return sum(number for name, number in numbers.items() if any(is_under(name, stem) for stem in stems))
+
+
+def effective(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Effective:
+    """What the evidence determined of a model."""
+    gammas, sizes = (
+        dict(zip(laplace.names, t.tolist(), strict=True)) for t in (laplace.effective_parameters(prior), laplace.sizes)
+    )
+    return Effective(gammas, sizes, {name: parameter.numel() for name, parameter in model.named_parameters()})
 
 
 def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symmetry:
     """The shares of every relaxed layer of ``model`` under ``prior``."""
-    gammas = dict(zip(laplace.names, laplace.effective_parameters(prior).tolist(), strict=True))
-    sizes = dict(zip(laplace.names, laplace.sizes.tolist(), strict=True))
+    found = effective(model, prior, laplace)
     precision = prior.precision()
     rows = []
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
             continue
-        parts = {path: _under(f"{layer}.{path}".lstrip("."), gammas) for path in module}
-        total = sum(gammas[name] for names in parts.values() for name in names)
-        for path, names in parts.items():
-            gamma = sum(gammas[name] for name in names)
-            stem = len(f"{layer}.{path}".lstrip(".")) + 1
-            deltas = {name[stem:].replace(".basis", "") or path: precision[name] for name in names}
+        for path in module:
+            stem = f"{layer}.{path}".lstrip(".")
+            names = [name for name in found.gammas if is_under(name, stem)]
+            deltas = {name[len(stem) + 1 :].replace(".basis", "") or path: precision[name] for name in names}
             omega = {
                 n.removesuffix(".basis.omega"): float(t) for n, t in module[path].state_dict().items() if n.endswith(".omega")
             }
-            size = int(sum(sizes[name] for name in names))
-            share = gamma / total if total > 0 and names else math.nan
-            rows.append(PathShare(layer, path, path in module.symmetric, deltas, size, gamma, share, omega))
+            counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
+            rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
     return Symmetry(tuple(rows))
-
-
-def _under(stem: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == stem or name.startswith(f"{stem}.")]

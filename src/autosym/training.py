@@ -12,6 +12,7 @@ import copy
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -21,9 +22,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from autosym import likelihoods, logs, processes
-from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, size_of
+from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, is_pair, size_of
 from autosym.capture import Captured
 from autosym.checkpoint import State
 from autosym.curvature import kfac
@@ -253,6 +255,7 @@ def fit(
     if ranges.learned and schedule.kernel is not None:
         raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
     config = {"schedule": repr(schedule), "seed": seed, "samples": count}
+    config |= {"checksum of the data": _checksum(data) if checkpoint else None}
     state = State(model, prior, likelihood, weights, stream, config, ranges.tensors())
     lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
     if checkpoint and not lines:
@@ -308,6 +311,15 @@ def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likeli
     check_seen(0 if batch is None else count, data, allow_partial=True)
     assert batch is not None
     return count, kfac(model, (batch[0][:2], batch[1][:2]), likelihood, sampled=True).outputs
+
+
+def _checksum(data: Data) -> int | None:
+    """Of the bytes of tensors, in their order, which a resumed run needs too; None of data that are not at hand as tensors."""
+    tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset else ()
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, found)
+    return found if tensors else None
 
 
 def evidence_step(

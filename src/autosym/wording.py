@@ -3,7 +3,8 @@
     free share < 1 %: symmetric        < 5 %: nearly so        else: mixed
 
 The share is that of a layer's effective parameters which its free paths hold. A free sparse path whose inverse lengthscales
-were learned and are all below 0.01 is constant in space: it is symmetric by omega, whatever its share.
+were learned and are all below 0.01 is constant in space: it is symmetric by omega, whatever its share. Where the evidence is not above
+that of guessing, or a layer has less than one effective parameter, shares are of nothing, and nothing is said of them.
 """
 
 import math
@@ -12,40 +13,87 @@ from itertools import groupby
 from typing import Any
 
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
+FEWEST = 1.0  # effective parameters of a layer that can be judged
+RISING = 0.05  # of the whole rise of the evidence: more than that in the last quarter of its steps is not settled
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
 
+def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """All there is to say of what a report holds: ``headline``, ``layers``, and ``cautions``, which belong beside it."""
+    symmetry, history = contents["symmetry"], contents.get("history") or []
+    learned = (contents.get("schedule") or {}).get("step") != "none"
+    approximate, guess = contents.get("approximate") or {}, guessing(contents) if learned else ""
+    return {
+        "headline": guess or headline(symmetry, learned, approximate),
+        "layers": layers(symmetry, learned, approximate, bool(guess)),
+        "cautions": [] if guess or not learned or not symmetry else cautions(history),
+    }
+
+
+def guessing(contents: Mapping[str, Any]) -> str:
+    """What says that classes were not told apart, if so: the evidence is not above N log(1/K), that of guessing one of K classes."""
+    evidence, samples, outputs = (
+        (contents.get("evidence") or {}).get("log_evidence"),
+        *map(contents.get, ("samples", "outputs")),
+    )
+    if contents.get("likelihood") != "categorical" or evidence is None or not samples or not outputs:
+        return ""
+    own, chance = evidence / samples, -math.log(outputs)
+    figures = f"{own:.3f} nats per sample, is not above that of guessing one of {outputs} classes, {chance:.3f}"
+    return f"Nothing was learned: the log evidence, {figures}." if own <= chance else ""
+
+
+def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether the evidence was still rising when precisions were learned for the last time."""
+    values = [line["log_evidence"] for line in history if line.get("log_evidence") is not None]
+    if not values:
+        return []
+    if len(values) == 1:
+        return ["Precisions were learned in one step only: train longer before you rely on the shares."]
+    late = values[-1] - values[min(len(values) - 2, 3 * len(values) // 4)]
+    if late <= max(1.0, RISING * (values[-1] - min(values))):
+        return []
+    return [
+        f"The evidence was still rising when precisions were learned for the last time, by {late:.3g} nats over the last of its "
+        "steps: train longer before you rely on the shares."
+    ]
+
+
 def layers(
-    symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approximate: Sequence[str] = ()
+    symmetry: Sequence[Mapping[str, Any]],
+    learned: bool = True,
+    approximate: Mapping[str, Sequence[str]] | None = None,
+    guess: bool = False,
 ) -> list[dict[str, Any]]:
     """The relaxed layers in order: number, name, paths, share of the free ones (None: not known), verdict, symmetry, words.
 
-    Where precisions were not ``learned`` a share is no verdict. Of layers named in ``approximate`` the symmetric paths are so only
-    up to borders and strides.
+    Where precisions were not ``learned``, or the network is no better than a ``guess``, a share is no verdict. Of layers in
+    ``approximate`` the symmetric paths are so only up to what it says.
     """
     found = []
     for number, (name, group) in enumerate(groupby(symmetry, key=lambda path: path["layer"]), 1):
         paths = list(group)
-        verdict, share = _verdict(paths, learned)
+        verdict, share = _verdict(paths, learned, guess)
         layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
-        limits = " up to borders and strides" if name in approximate else ""
-        found.append(layer | {"symmetry": f"{_symmetry(paths)}{limits}"})
+        found.append(layer | {"symmetry": _symmetry(paths, (approximate or {}).get(name, ()))})
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
-def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool) -> tuple[str, float | None]:
+def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> tuple[str, float | None]:
     breaking = [path for path in paths if not path["symmetric"] and not _is_constant(path)]
     if all(path["symmetric"] for path in paths):
         return "fixed", 0.0
     if any(path["share"] is None for path in paths):
         return "unknown", None
     share = sum(path["share"] for path in breaking)
-    if not breaking:
-        return "constant", share
     if len(breaking) == len(paths):
         return "free", share
     if not learned:
         return "held", share
+    if guess or sum(path["effective_parameters"] for path in paths) < FEWEST:
+        return "guess" if guess else "unused", share
+    if not breaking:
+        return "constant", share
     return ("strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"), share
 
 
@@ -55,19 +103,28 @@ def _is_constant(path: Mapping[str, Any]) -> bool:
     return learned and bool(path["omega"]) and all(abs(omega) < CONSTANT for omega in path["omega"].values())
 
 
-def _symmetry(paths: Sequence[Mapping[str, Any]]) -> str:
-    """To what a layer is equivariant if its free paths are gone: what all of the symmetric paths in use have in common."""
+def _symmetry(paths: Sequence[Mapping[str, Any]], limits: Sequence[str]) -> str:
+    """To what a layer is equivariant if its free paths are gone, and up to what: what all symmetric paths in use have in common."""
     symmetric = [path for path in paths if path["symmetric"]]
     used = [path["path"] for path in symmetric if path["share"] is None or path["share"] >= STRICT] or [
         path["path"] for path in symmetric
     ]
     if used and all(name.startswith("gconv:") for name in used) and len(set(used)) == 1:
-        return f"equivariant to translations and {used[0].removeprefix('gconv:')}"
+        return f"equivariant to translations and {used[0].removeprefix('gconv:')}{_up_to(limits)}"
     kinds = {TRANSLATIONS["conv"] if name.startswith("gconv:") else TRANSLATIONS.get(name, "symmetric") for name in used}
-    return kinds.pop() if len(kinds) == 1 else "symmetric"
+    shifts = [limit for limit in limits if limit != "interpolation"]  # which translations have none of
+    return f"{kinds.pop() if len(kinds) == 1 else 'symmetric'}{_up_to(shifts)}"
 
 
-def headline(symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approximate: Sequence[str] = ()) -> str:
+def _up_to(limits: Sequence[str]) -> str:
+    return f" up to {' and '.join(limits)}" if limits else ""
+
+
+def headline(
+    symmetry: Sequence[Mapping[str, Any]],
+    learned: bool = True,
+    approximate: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """One sentence for the network; ``learned`` is whether precisions were learned at all."""
     found = layers(symmetry, learned, approximate)
     if not found:
@@ -105,7 +162,14 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "held":
         return f"{'have' if many else 'has'} {_shares(some)} free parameters, at fixed precisions"
     if verdict == "constant":
-        return f"became constant in space, by {'their' if many else 'its'} lengthscales"
+        its = "their" if many else "its"
+        if any(path["symmetric"] for path in some[0]["paths"]):
+            return f"became {symmetry}: {its} free paths are constant in space, by their lengthscales"
+        return f"became constant in space, by {its} lengthscales"
+    if verdict == "guess":
+        return f"{are} part of a network that is no better than guessing"
+    if verdict == "unused":
+        return f"{'have' if many else 'has'} less than one effective parameter, too little to judge by"
     if verdict == "unknown":
         return f"{'have' if many else 'has'} a frozen or unused path, of which the evidence says nothing"
     return f"{are} {symmetry} by construction" if verdict == "fixed" else f"{'have' if many else 'has'} no symmetric path"
@@ -141,4 +205,9 @@ def odds(nats: float) -> str:
     """e^nats : 1, as many figures as it deserves."""
     if nats < math.log(1e6):
         return f"{math.exp(nats):.3g} : 1"
-    return f"10{str(round(nats / math.log(10))).translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))} : 1"
+    return f"{power_of_ten(round(nats / math.log(10)))} : 1"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10 with a raised exponent."""
+    return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"

@@ -41,6 +41,7 @@ class Kernel:
     outputs: int
     likelihood: Likelihood
     bound_of: str | None
+    fingerprint: Tensor | None = None  # of the data; not taken
 
     def __call__(self, prior: Prior) -> Evidence:
         log_det = self.weight * 2 * self._roots(prior).diagonal(dim1=1, dim2=2).log().sum()

@@ -44,13 +44,21 @@ class Laplace:
     def samples(self) -> int:
         return self.curvature.samples
 
+    @property
+    def outputs(self) -> int:
+        return self.curvature.outputs
+
+    @property
+    def fingerprint(self) -> Tensor | None:
+        return self.curvature.fingerprint
+
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
         log_det = (
             torch.stack([torch.log(scale * p + d).sum() for p, d in zip(self._products(), delta, strict=True)]).sum().cpu()
         )
-        log_likelihood = self.likelihood.log_likelihood(self.curvature.statistic, self.samples * self.curvature.outputs)
+        log_likelihood = self.likelihood.log_likelihood(self.curvature.statistic, self.samples * self.outputs)
         log_prior = prior.log_density(self.square_norms, self.sizes).sum()
         complexity = 0.5 * (log_det - self.sizes.sum() * math.log(2 * math.pi))
         bound = "the Laplace evidence under a Student-t prior" if math.isfinite(prior.nu) else None
@@ -70,7 +78,7 @@ class Laplace:
         whose weights or gamma are zero says nothing of its precision and is left alone.
         """
         with torch.no_grad():
-            gamma, count = self.effective_parameters(prior), self.samples * self.curvature.outputs
+            gamma, count = self.effective_parameters(prior), self.samples * self.outputs
             closed_form_step(prior, self.likelihood, gamma, self.square_norms, self.curvature.statistic, count, damping, trust)
 
     def with_scales(self, prior: Prior, iterations: int = 3) -> "Laplace":

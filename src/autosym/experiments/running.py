@@ -1,7 +1,6 @@
 """One run of any experiment: build, fit, measure, write."""
 
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym import findings, processes
 from autosym.batching import Augment
-from autosym.predictive import calibration_error
+from autosym.predictive import Scores, scores
 from autosym.provenance import provenance
 from autosym.training import Schedule, Step, fit
 
+CHECKPOINT = "checkpoint.safetensors"
 METHODS: dict[str, Step] = {"map": "none", "evidence": "mackay"}
 
 
@@ -43,6 +42,8 @@ def train_and_measure(
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
     start = time.perf_counter()
+    if out is not None:
+        start_anew(out, resume)
     try:
         torch.manual_seed(run.seed)
         net = build().to(device)
@@ -54,7 +55,7 @@ def train_and_measure(
             seed=run.seed,
             progress=progress,
             history=out and out / "history.jsonl",
-            checkpoint=out and out / "checkpoint.safetensors",
+            checkpoint=out and out / CHECKPOINT,
             checkpoint_seconds=10,
             resume=resume,
         )
@@ -63,22 +64,17 @@ def train_and_measure(
             logits = torch.cat([net(part.to(device)).cpu() for part in x.split(1000)])
         seconds = time.perf_counter() - start
         if out is not None:
-            write(
-                findings.contents(fitted, test, title=run.name) | {"command": _command(run)}, out / "report.json", indent=None
-            )
+            contents = findings.contents(fitted, test, title=run.name, measured_on="held out")
+            write(contents | {"command": _command(run)}, out / "report.json", indent=None)
     finally:
         torch.set_num_threads(threads)
     predicted = logits.argmax(1)
-    correct = (predicted == y).double()
     return {
         "row": {
             "task": run.task,
             "model": run.model,
             "method": run.method,
-            "accuracy": 100 * correct.mean().item(),
-            "standard_error": 100 * correct.std().item() / math.sqrt(len(y)),
-            "nll": F.cross_entropy(logits, y).item(),
-            "calibration_error": calibration_error(logits.softmax(1), y),
+            **in_percent(scores(logits, y)),
             "evidence": fitted.evidence.log_evidence.item() / len(train[0]),
             "parameters": sum(p.numel() for p in net.parameters()),
             "seconds": seconds,
@@ -87,10 +83,22 @@ def train_and_measure(
         "config": asdict(run),
         "symmetry": fitted.symmetry().as_dicts(),
         "schedule": findings.settings(schedule),
-        "correct": correct.int().tolist(),
+        "correct": (predicted == y).int().tolist(),
         "predicted": predicted.tolist(),
         "provenance": provenance(device),
     }
+
+
+def in_percent(found: Scores) -> dict[str, float]:
+    """Scores as rows of results have them."""
+    return asdict(found) | {"accuracy": 100 * found.accuracy, "standard_error": 100 * found.standard_error}
+
+
+def start_anew(out: Path, resume: bool) -> None:
+    """Remove what an earlier run left in its folder and this one writes at its end, unless it goes on from there."""
+    if not (resume and (out / CHECKPOINT).exists()):
+        for name in ("result.json", "report.json", "report.html"):
+            (out / name).unlink(missing_ok=True)
 
 
 def _command(run: Any) -> str:

@@ -1,0 +1,121 @@
+"""A run from its files: what they say of it, which runs can be compared, and what is wrong with files that are broken."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path as File
+from typing import Any
+
+import torch
+
+from autosym.comparison import alike
+from autosym.findings import finite, ranked, thinned
+from autosym.symmetry import PathShare
+
+PATH = {field.name for field in fields(PathShare)}  # what is known of one
+
+
+def load(run: File) -> dict[str, Any]:
+    """What the files of a run say: result.json, with report.json and history.jsonl where they are; or one file of results."""
+    folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist: name the folder of a run (by `autosym run NAME`), or its result.json")
+    result = read(file)
+    if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
+        several = " It is the summary of several runs, which `autosym table` shows." if _key(result, "rows") else ""
+        raise ValueError(
+            f"{file} is not the result of a run: it has no list of symmetry.{several} Make one by `autosym run NAME`"
+        )
+    unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
+    if unknown:
+        raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
+    more: Any = {}
+    if run.is_dir() and (folder / "report.json").exists():
+        more = read(folder / "report.json")
+    elif run.is_dir() and (folder / "history.jsonl").exists():
+        more = {"history": _read_lines(folder / "history.jsonl")}
+    if not isinstance(more, dict):
+        raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
+    with of_this_version(run):
+        return finite({"title": _named(result) or str(run), **more, **result, "history": thinned(more.get("history") or [])})
+
+
+def _named(result: Mapping[str, Any]) -> str:
+    return " · ".join(str(result["config"][key]) for key in ("task", "model", "method") if _key(result.get("config"), key))
+
+
+def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
+    """The evidence of several runs on the same data, as ``alternatives`` gives it."""
+    loaded = {str(one): load(one) for one in (run, *others)}
+    for name, found in loaded.items():
+        with of_this_version(File(name)):
+            evidence = (found.get("evidence") or {}).get("log_evidence")
+            if evidence is None or not (found.get("samples") and found.get("fingerprint") and found.get("likelihood")):
+                raise LookupError("it does not say its evidence, or of which data")
+    _refuse_other_data(loaded)
+    rows = []
+    for name, found in loaded.items():
+        evidence = found["evidence"]["log_evidence"]
+        rows.append(
+            {
+                "name": f"{_named(found) or found['title']} ({name})",
+                "log_evidence": evidence,
+                "warnings": list(_unlike(found, loaded)),
+            }
+        )
+    return ranked(rows)
+
+
+def _refuse_other_data(loaded: Mapping[str, Mapping[str, Any]]) -> None:
+    (first, one), *others = loaded.items()
+    for name, other in others:
+        if any(one[key] != other[key] for key in ("likelihood", "samples")):
+            what = "; ".join(f"{n}: {r['samples']} samples, {r['likelihood']}" for n, r in ((first, one), (name, other)))
+            raise ValueError(f"evidence can be compared only on the same data, by one likelihood: {what}")
+        if not alike(*(torch.tensor(r["fingerprint"], dtype=torch.float64) for r in (one, other))):
+            raise ValueError(
+                f"evidence can be compared only on the same data, but {first} and {name} had other images, sizes or labels"
+            )
+
+
+def _unlike(found: Mapping[str, Any], loaded: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What sets the evidence of a run apart from that of others."""
+
+    def differs(part: str, key: str) -> bool:
+        return len({repr((other.get(part) or {}).get(key)) for other in loaded.values()}) > 1
+
+    if differs("schedule", "step") and found["schedule"].get("step") == "none":
+        yield "its precisions were not learned, those of others were: it may be its prior that is compared"
+    if differs("evidence", "bound_of") and found["evidence"].get("bound_of"):
+        yield f"its value is a lower bound of {found['evidence']['bound_of']}, that of others is an estimate"
+
+
+def _key(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and key in value
+
+
+@contextmanager
+def of_this_version(file: File) -> Iterator[None]:
+    """Whatever is amiss with what a file of a run says becomes a ValueError that names the file."""
+    try:
+        yield
+    except (ImportError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{file} is of another version or broken ({type(error).__name__}: {error}): run it again") from error
+
+
+def read(file: File) -> Any:
+    """What a JSON file holds; a ValueError that names it where it holds none."""
+    try:
+        return json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error
+
+
+def _read_lines(file: File) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not JSON lines ({error}): it may have been cut off; run it again") from error

@@ -1,0 +1,203 @@
+"""What was learned, in words: verdicts of layers, the headline, cautions, and what a difference of evidence means."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import autosym
+from autosym import findings, layers, nets, page, wording
+from autosym.paths import Conv, Dense
+from models import small
+
+pytest.importorskip("jinja2")
+
+
+def path(name="conv", layer="1", share=1.0, symmetric=True, omega=None, precision=None):
+    return {
+        "layer": layer,
+        "path": name,
+        "symmetric": symmetric,
+        "precision": {"linear": 1.0} if precision is None else precision,
+        "parameters": 10,
+        "effective_parameters": 5.0,
+        "share": share,
+        "omega": omega or {},
+    }
+
+
+def network(*free_shares):
+    """The symmetry of a network of layers with a convolution and a free path."""
+    rows = []
+    for layer, share in enumerate(free_shares):
+        rest = None if share is None else 1 - share
+        rows += [path("conv", f"l{layer}", rest), path("f-fc", f"l{layer}", share, symmetric=False)]
+    return rows
+
+
+# ---- the sentence
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((0.0,) * 6 + (0.61,), "Layers 1 to 6 became translation-equivariant; layer 7 uses position (61 % free)."),
+        ((0.0099, 0.01, 0.0499, 0.05), "Layer 1 became translation-equivariant; layers 2 and 3 are nearly "
+         "translation-equivariant (1 to 4.99 % free); layer 4 uses position (5 % free)."),
+        ((0.0, 0.5, 0.0, 0.0, 0.0), "Layers 1 and 3 to 5 became translation-equivariant; layer 2 uses position (50 % free)."),
+        ((0.0, 0.0), "Layers 1 and 2 became translation-equivariant."),
+        ((0.02,), "Layer 1 is nearly translation-equivariant (2 % free)."),
+        ((0.9, 1.0), "Layers 1 and 2 use position (90 to 100 % free)."),
+        ((0.0, None), "Layer 1 became translation-equivariant; layer 2 has a frozen or unused path, of which the evidence says nothing."),
+    ],
+)  # fmt: skip
+def test_the_headline_says_which_layers_became_symmetric(shares, expected):
+    assert wording.headline(network(*shares)) == expected
+
+
+def test_the_headline_without_a_choice():
+    assert "no relaxed layer" in wording.headline([])
+    assert wording.headline([path()]) == "No layer had a choice: all of them are translation-equivariant by construction."
+    assert wording.headline([path("fc", symmetric=False)]) == "No layer had a choice: none of them has a symmetric path."
+    assert "not learned" in wording.headline(network(0.0), learned=False)
+    assert "became" not in wording.headline(network(0.0), learned=False)
+    assert wording.headline([path()], learned=False) == wording.headline([path()])
+    assert wording.layers(network(0.4), learned=False)[0]["words"] == "has 40 % free parameters, at fixed precisions"
+
+
+def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_left():
+    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.005), path("gconv:c4", share=0.995)]
+    assert wording.headline(rows) == "Layer 1 became equivariant to translations and c4."
+    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.3), path("gconv:c4", share=0.7)]
+    assert wording.headline(rows) == "Layer 1 became translation-equivariant."
+    rows = [path("own", share=1.0), path("other", share=0.0, symmetric=False)]
+    assert wording.headline(rows) == "Layer 1 became symmetric."
+    rows = [path("pool", share=0.4), path("fc", share=0.6, symmetric=False)]
+    assert wording.headline(rows) == "Layer 1 uses position (60 % free)."
+
+
+def test_a_convolution_with_borders_or_strides_is_equivariant_only_up_to_them():
+    shape = (1, 8, 8)
+    made = {
+        "exact": Conv(1, 2),
+        "dilated": Conv(1, 2, dilation=2),
+        "zeros": Conv(1, 2, padding_mode="zeros"),
+        "strided": Conv(1, 2, stride=2),
+        "valid": Conv(1, 2, padding=(0, 0, 0, 0)),
+        "pointwise": Conv(1, 2, 1, padding_mode="zeros"),
+        "padded pointwise": Conv(1, 2, 1, padding=(2, 2, 2, 2)),
+    }
+    model = nn.ModuleDict(
+        {name: layers.Relaxed({"conv": conv}, {"fc": Dense(shape, (2, 4, 4))}) for name, conv in made.items()}
+    )
+    limits = ["borders and strides"]
+    assert findings.approximate(model) == dict.fromkeys(("zeros", "strided", "valid", "padded pointwise"), limits)
+    assert wording.headline(network(0.0, 0.0, 0.5), approximate={"l1": limits, "l2": limits}) == (
+        "Layer 1 became translation-equivariant; layer 2 became translation-equivariant up to borders and strides; layer 3 uses "
+        "position (50 % free)."
+    )
+
+
+def test_a_group_that_interpolates_is_not_called_exact():
+    net = nets.build("f-fc+gconv:c8", (1, 8, 8), 3, 1, channels=(1, 1), strides=(1, 2), hidden=2)
+    assert findings.approximate(net) == {"blocks.0": ["interpolation"], "blocks.1": ["interpolation"]}
+    assert findings.approximate(nets.build("f-fc+gconv:c4", (1, 8, 8), 3, 1, channels=(1,), strides=(1,), hidden=2)) == {}
+    rows = [path("f-fc", share=0.0, symmetric=False), path("gconv:c8", share=1.0)]
+    limits = {"1": ["interpolation"]}
+    assert (
+        wording.headline(rows, approximate=limits) == "Layer 1 became equivariant to translations and c8 up to interpolation."
+    )
+    rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.4), path("gconv:c8", share=0.6)]
+    assert wording.headline(rows, approximate=limits) == "Layer 1 became translation-equivariant."
+
+
+def said_of(evidence, symmetry=None, **more):
+    """A report's contents as far as words go: ten samples of three classes."""
+    terms = dict.fromkeys(("log_likelihood", "log_prior", "complexity", "occam", "bound_of"))
+    known = {"likelihood": "categorical", "samples": 10, "outputs": 3, "evidence": {"log_evidence": evidence, **terms}}
+    return {"symmetry": network(0.0, 0.9) if symmetry is None else symmetry, **known, **more}
+
+
+def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
+    chance = -10 * math.log(3)
+    learned, guessed = wording.summary(said_of(chance + 0.1)), wording.summary(said_of(chance - 0.1))
+    assert learned["headline"].startswith("Layer 1 became translation-equivariant; layer 2 uses position")
+    assert guessed["headline"] == (
+        "Nothing was learned: the log evidence, -1.109 nats per sample, is not above that of guessing one of 3 classes, -1.099."
+    )
+    assert [layer["verdict"] for layer in guessed["layers"]] == ["guess", "guess"]
+    assert not any("position" in layer["words"] or "became" in layer["words"] for layer in guessed["layers"])
+    assert wording.summary(said_of(chance, schedule={"step": "none"}))["headline"].startswith("Symmetry was not learned")
+    for unknown in ({"likelihood": "gaussian"}, {"outputs": None}, {"evidence": None}, {"samples": None}):
+        assert wording.summary(said_of(chance - 0.1) | unknown)["headline"] == learned["headline"]
+
+
+def test_random_labels_are_not_a_symmetry():
+    """Noise with labels of no meaning: the page, its headline and its layers claim nothing."""
+    torch.manual_seed(0)
+    data = torch.randn(60, 2, 4, 4), torch.randint(3, (60,))
+    fit = autosym.fit(small(), data, epochs=40, lr=0.02)
+    assert float(fit.evidence.log_evidence) / 60 < -1.0986
+    text = page.html(findings.contents(fit))
+    assert "Nothing was learned: " in text
+    assert not re.search("became|use position|uses position|counts as symmetric", text)
+
+
+def test_a_layer_without_an_effective_parameter_is_not_judged():
+    rows = [row | {"effective_parameters": 0.4} for row in network(0.9)]
+    assert wording.headline(rows) == "Layer 1 has less than one effective parameter, too little to judge by."
+    assert wording.layers(rows)[0]["verdict"] == "unused"
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([-100.0 + 5 * i for i in range(12)], "still rising"),
+        ([-100.0 + 60 * (1 - math.exp(-i)) for i in range(12)], None),
+        ([-100.0, -60.0], "still rising"),
+        ([-60.0 + 0.05 * i for i in range(12)], None),
+        ([-50.0 - i for i in range(12)], None),
+        ([-50.0], "one step only"),
+        ([], None),
+    ],
+    ids=["rising", "settled", "two steps", "by less than a nat", "falling", "one step", "none"],
+)
+def test_an_evidence_that_still_rose_is_cautioned_of(values, word):
+    history = [{"epoch": e, "loss": 1.0} | ({"log_evidence": v} if e % 2 else {}) for v in values for e in (1, 2)]
+    said = said_of(-5.0, history=history)
+    cautions = wording.summary(said)["cautions"]
+    assert (len(cautions) == 1 and word in cautions[0]) if word else cautions == []
+    assert all(caution in page.html(said) for caution in cautions)
+
+
+@pytest.mark.parametrize(
+    ("omega", "learned", "expected"),
+    [(1e-3, True, "constant"), (0.5, True, "free"), (1e-3, False, "free"), (-1e-3, True, "constant")],
+)
+def test_a_sparse_path_is_judged_by_learned_lengthscales(omega, learned, expected):
+    precision = {"u_1": 1.0, "u_2": 1.0} | ({"u_1.omega": 9.0, "u_2.omega": 9.0} if learned else {})
+    rows = [path("s-fc", symmetric=False, omega={"u_1": omega, "u_2": 0.0}, precision=precision)]
+    layer = wording.layers(rows)[0]
+    assert layer["verdict"] == expected
+    assert ("became constant in space" in layer["words"]) == (expected == "constant")
+    beside = wording.layers([path("conv", share=0.4), rows[0] | {"share": 0.6}])[0]["words"]
+    known = "became translation-equivariant: its free paths are constant in space, by their lengthscales"
+    assert (beside == known) == (expected == "constant"), "a convolution is not constant in space"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([1], "layer 1"), ([1, 2], "layers 1 and 2"), ([1, 2, 3], "layers 1 to 3"), ([1, 3, 4, 5, 7], "layers 1, 3 to 5 and 7")],
+)
+def test_layers_are_listed_as_people_do(numbers, expected):
+    assert wording.named(numbers) == expected
+
+
+def test_what_a_difference_in_nats_means():
+    assert [wording.strength(d) for d in (0.5, 1.0, 2.9, 3.0, 5.0, -7)] == [
+        "not worth more than a mention", "positive", "positive", "strong", "very strong", "very strong",
+    ]  # fmt: skip
+    assert wording.odds(math.log(20)) == "20 : 1"
+    assert wording.odds(1000.0) == "10⁴³⁴ : 1"
