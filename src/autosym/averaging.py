@@ -51,8 +51,9 @@ class Range:
     unit: str
 
     def __str__(self) -> str:
-        sign = {"a factor of": "up to a factor of"}.get(self.unit, "±")
-        return f"{self.name} {sign} {self.value:.3g}" if sign != "±" else f"{self.name} ±{self.value:.3g} {self.unit}"
+        return (
+            f"{self.name} by up to {self.value:.3g}" if self.unit == "factor" else f"{self.name} ±{self.value:.3g} {self.unit}"
+        )
 
 
 class Transformations(nn.Module):
@@ -247,6 +248,18 @@ def symmetrise(
     return Symmetrised(model, Transformations(symmetry, samples, padding, learn), where)
 
 
+def transformations(model: nn.Module) -> dict[str, Transformations]:
+    """All distributions of transformations in a model that are in use, by name of module."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Transformations) and m.names}
+
+
+def ranges(model: nn.Module) -> dict[str, Range]:
+    """Every range in a model, by name of transformation, with that of its module before it where there are several."""
+    parts = transformations(model)
+    several = len(parts) > 1
+    return {f"{n}.{k}" if several else k: r for n, part in parts.items() for k, r in part.ranges().items()}
+
+
 class Augmentation(nn.Module):
     """A random transformation of every sample, from a learned distribution: images (C, H, W) or (B, C, H, W), coordinates (B, 2).
 
@@ -314,7 +327,7 @@ def _range(name: str, width: float, half: float | None) -> Range:
         return Range(name, width, math.degrees(width), "degrees")
     if name.endswith("translation"):
         return Range(name, width, width * (half or 1.0), "pixels" if half else "units of the coordinates")
-    return Range(name, width, math.exp(width), "a factor of")
+    return Range(name, width, math.exp(width), "factor")
 
 
 def _exponential(M: Tensor) -> Tensor:

@@ -21,12 +21,16 @@ from tyro.conf import Positional
 import autosym
 from autosym import applications, findings
 from autosym.experiments import basis as basis_functions
-from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
+from autosym.experiments import group_digits, images, quadrant_digits, rotated_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
 from autosym.report import print_table, write_page
 
-EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
+EXPERIMENTS: dict[str, Any] = {
+    "quadrant-digits": quadrant_digits,
+    "group-digits": group_digits,
+    "rotated-digits": rotated_digits,
+}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
 
 
@@ -222,7 +226,7 @@ def run(
     resume: bool = False,
     json: bool = False,
 ) -> None:
-    """Train one named run of an experiment, e.g. quadrant-digits, or table1/digit/f-fc+conv/evidence.
+    """Train one named run of an experiment, e.g. quadrant-digits, rotated-digits (all three variants), or table1/digit/f-fc+conv/evidence.
 
     Args:
         name: the run, or the beginning of the names of several with --all; an unknown name lists them all.
@@ -237,6 +241,10 @@ def run(
         resume: go on from the checkpoint there, as if the run had never stopped.
         json: print the result as JSON and nothing else.
     """
+    if name == "rotated-digits":
+        found = rotated_digits.run_all(out or Path("runs") / name, epochs, seed)
+        print(json_format.dumps(found)) if json else rotated_digits.show(found)
+        return
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
     named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
     chosen = (
@@ -277,7 +285,10 @@ def _run(
         f"{name}: test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, log evidence per sample "
         f"{row['evidence']:.3f} nats, {row['seconds']:.0f} s"
     )
-    _show_symmetry(row["task"], result["symmetry"])
+    if result["symmetry"]:
+        _show_symmetry(row["task"], result["symmetry"])
+    for found in result["ranges"].values():
+        print(f"Learned: {found['name']} {found['value']:.3g} {found['unit']}")
     kept = f", and {results / config.file}.json" if module is images else ""
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
     print(page)

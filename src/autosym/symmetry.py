@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
+from autosym import averaging
+from autosym.averaging import Range
 from autosym.evidence.laplace import Laplace
 from autosym.layers import Relaxed
 from autosym.priors import Prior
@@ -36,9 +38,10 @@ class PathShare:
 
 @dataclass(frozen=True)
 class Symmetry:
-    """Shares of every relaxed layer, in order; prints as a table."""
+    """Shares of every relaxed layer, in order, and the learned ranges of transformations (``averaging``); prints as a table."""
 
     paths: tuple[PathShare, ...]
+    ranges: tuple[Range, ...] = ()
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -55,6 +58,9 @@ class Symmetry:
         return [asdict(path) | {"share": None if math.isnan(path.share) else path.share} for path in self.paths]
 
     def __str__(self) -> str:
+        if self.ranges:
+            invariant = f"averaged over {'; '.join(map(str, self.ranges))}"
+            return "\n".join([invariant, *([str(Symmetry(self.paths))] if self.paths else [])])
         if not self.paths:
             return "no relaxed layer: build one by autosym.nets.build or autosym.layers.Relaxed"
         rows = [("layer", "path", "", "precision", "effective / all", "share")]
@@ -90,7 +96,7 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace) -> Symmetry:
             size = int(sum(sizes[name] for name in names))
             share = gamma / total if total > 0 and names else math.nan
             rows.append(PathShare(layer, path, path in module.symmetric, deltas, size, gamma, share, omega))
-    return Symmetry(tuple(rows))
+    return Symmetry(tuple(rows), tuple(averaging.ranges(model).values()))
 
 
 def _under(stem: str, names: Iterable[str]) -> list[str]:

@@ -263,7 +263,7 @@ def fit(
             if epoch in evidence_epochs:
                 ranges.redraw(seed, epoch, 0)
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
-                ranges.step(model, evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
+                ranges.step(evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
                 line |= _summary(model, likelihood, prior, at) | ranges.summary()
             line["seconds"] = time.perf_counter() - start
             lines.append(line)

@@ -85,6 +85,11 @@ def headline(symmetry: Sequence[Mapping[str, Any]], learned: bool = True, approx
     return f"{words[0].upper()}{words[1:]}."
 
 
+def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence for the transformations that a network averages over."""
+    return f"The network averages over {', '.join(r['text'] for r in ranges)}." if ranges else ""
+
+
 def _common(found: Sequence[Mapping[str, Any]]) -> str:
     kinds = {layer["symmetry"] for layer in found}
     return kinds.pop() if len(kinds) == 1 else "symmetric"

@@ -86,6 +86,7 @@ def train_and_measure(
         },
         "config": asdict(run),
         "symmetry": fitted.symmetry().as_dicts(),
+        "ranges": {r.name: asdict(r) for r in fitted.symmetry().ranges},
         "schedule": findings.settings(schedule),
         "correct": correct.int().tolist(),
         "predicted": predicted.tolist(),
