@@ -162,7 +162,7 @@ def test_learned_degrees_follow_the_data():
     pytest.importorskip("sklearn")
     from autosym.experiments import rotated_digits
 
-    degrees = {run.task: rotated_digits.execute(run)["ranges"]["rotation"]["value"] for run in rotated_digits.RUNS.values()}
+    degrees = {run.task: rotated_digits.execute(run)["ranges"][0]["value"] for run in rotated_digits.RUNS.values()}
     assert degrees["full"] >= 170
     assert 75 <= degrees["half"] <= 105
     assert degrees["none"] < 70

@@ -10,8 +10,8 @@ batchmates, and evidence at fixed draws is a function that can be differentiated
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -258,6 +258,11 @@ def ranges(model: nn.Module) -> dict[str, Range]:
     parts = transformations(model)
     several = len(parts) > 1
     return {f"{n}.{k}" if several else k: r for n, part in parts.items() for k, r in part.ranges().items()}
+
+
+def described(model: nn.Module) -> list[dict[str, Any]]:
+    """Every range in a model as JSON takes it: name, width, value, unit, and text for people."""
+    return [asdict(found) | {"name": name, "text": str(found)} for name, found in ranges(model).items()]
 
 
 class Augmentation(nn.Module):

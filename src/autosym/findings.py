@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym.averaging import Symmetrised
+from autosym.averaging import Symmetrised, described
 from autosym.batching import Data, batches, to_model
 from autosym.equivariance import equivariance_error
 from autosym.evidence import Evidence
@@ -77,7 +77,7 @@ def contents(
             "bound_of": record.bound_of,
         },
         "symmetry": fit.symmetry().as_dicts(),
-        "ranges": [asdict(r) | {"text": str(r)} for r in fit.symmetry().ranges],
+        "ranges": described(fit.model),
         "banks": banks(fit.model),
         "approximate": approximate(fit.model),
         "history": thinned(fit.history),

@@ -82,10 +82,7 @@ def run_all(out: Path, epochs: int | None = None, seed: int | None = None) -> di
     runs = [replace(run, epochs=epochs or run.epochs, seed=run.seed if seed is None else seed) for run in RUNS.values()]
     with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         results = list(pool.map(_execute, runs, [out / run.task for run in runs]))
-    rows = [
-        {"variant": result["row"]["task"], "degrees": result["ranges"]["rotation"]["value"], **result["row"]}
-        for result in results
-    ]
+    rows = [{"variant": result["row"]["task"], "degrees": result["ranges"][0]["value"], **result["row"]} for result in results]
     summary = {"rows": rows, "configs": [result["config"] for result in results], "provenance": provenance()}
     write(summary, out / "result.json")
     return summary

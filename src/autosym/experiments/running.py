@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym import findings
+from autosym.averaging import described
 from autosym.batching import Augment
 from autosym.predictive import calibration_error
 from autosym.provenance import provenance
@@ -86,7 +87,7 @@ def train_and_measure(
         },
         "config": asdict(run),
         "symmetry": fitted.symmetry().as_dicts(),
-        "ranges": {r.name: asdict(r) for r in fitted.symmetry().ranges},
+        "ranges": described(net),
         "schedule": findings.settings(schedule),
         "correct": correct.int().tolist(),
         "predicted": predicted.tolist(),
