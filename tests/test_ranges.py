@@ -122,6 +122,19 @@ def test_predictions_of_averaged_models():
     assert torch.allclose(found.probabilities.sum(1), torch.ones(6, dtype=found.probabilities.dtype), atol=1e-5)
 
 
+def test_the_predictive_covariance_is_by_the_whole_jacobian():
+    torch.manual_seed(0)
+    net = model().double()
+    x, _ = problem(4)
+    y = torch.randn(40, 3).double()
+    fitted = autosym.fit(net, (problem()[0].double(), y), autosym.Gaussian(1e4), epochs=2, step="none", prior_precision=2.0)
+    found = fitted.predictive(x.double()).covariance  # with so much noise the posterior is the prior
+    weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    jacobians = torch.func.jacrev(lambda w: torch.func.functional_call(net, w, (x.double(),)))(weights)
+    expected = sum(torch.einsum("bcp,bdp->bcd", j.flatten(2), j.flatten(2)) for j in jacobians.values()) / 2.0
+    assert torch.allclose(found, expected, rtol=1e-4)
+
+
 # ---- the experiment
 
 
