@@ -51,9 +51,8 @@ class Range:
     unit: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.name} by up to {self.value:.3g}" if self.unit == "factor" else f"{self.name} ±{self.value:.3g} {self.unit}"
-        )
+        much = f"by up to {self.value:.3g}" if self.unit == "factor" else f"±{self.value:.3g} {self.unit}"
+        return f"{self.name} {much}"
 
 
 class Transformations(nn.Module):
@@ -92,8 +91,8 @@ class Transformations(nn.Module):
 
     @torch.no_grad()
     def limit(self) -> None:
-        """Bring ``raw`` back to where widths end, after a step: beyond it there is no slope that would lead back."""
-        self.raw.copy_(torch.minimum(self.raw, self.limits.expm1().log().to(self.raw)))
+        """Bring ``raw`` back to just before widths end, after a step: beyond it there is no slope that would lead back."""
+        self.raw.copy_(torch.minimum(self.raw, self.limits.expm1().log().to(self.raw) - 1e-6))
 
     def redraw(self, seed: int) -> None:
         """New draws, by a seed: a lattice with a random shift. Each of them is uniform, and together they cover the cube evenly."""
@@ -182,8 +181,9 @@ class Transformations(nn.Module):
         ratio = 2.0
         for _ in range(40):  # the root of r^k = r + 1
             ratio = (1 + ratio) ** (1 / max(k, 2))
-        steps = torch.tensor([1 / self.samples, *(ratio**-j for j in range(1, k))][:k], dtype=torch.float64)
-        return (i[:, None] * steps + 0.5 * torch.tensor([1 / self.samples, *[1.0] * (k - 1)][:k], dtype=torch.float64)) % 1
+        steps = torch.tensor([1 / self.samples, *(ratio**-j for j in range(1, k))], dtype=torch.float64)[:k]
+        first = torch.tensor([0.5 / self.samples, *(0.5 for _ in range(1, k))], dtype=torch.float64)[:k]
+        return (first + i[:, None] * steps) % 1
 
     def _set(self, draws: Tensor) -> None:
         """In place where there are as many: a recorded CUDA graph goes on reading them."""
