@@ -1,5 +1,6 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
+from autosym.averaging import symmetrise
 from autosym.comparison import Comparison, compare
 from autosym.conversion import Relaxation, relax
 from autosym.equivariance import assert_equivariant, equivariance_error
@@ -35,4 +36,5 @@ __all__ = [
     "harden",
     "log_evidence",
     "relax",
+    "symmetrise",
 ]

@@ -10,8 +10,8 @@ batchmates, and evidence at fixed draws is a function that can be differentiated
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,8 +51,8 @@ class Range:
     unit: str
 
     def __str__(self) -> str:
-        sign = {"a factor of": "up to a factor of"}.get(self.unit, "±")
-        return f"{self.name} {sign} {self.value:.3g}" if sign != "±" else f"{self.name} ±{self.value:.3g} {self.unit}"
+        much = f"by up to {self.value:.3g}" if self.unit == "factor" else f"±{self.value:.3g} {self.unit}"
+        return f"{self.name} {much}"
 
 
 class Transformations(nn.Module):
@@ -91,8 +91,8 @@ class Transformations(nn.Module):
 
     @torch.no_grad()
     def limit(self) -> None:
-        """Bring ``raw`` back to where widths end, after a step: beyond it there is no slope that would lead back."""
-        self.raw.copy_(torch.minimum(self.raw, self.limits.expm1().log().to(self.raw)))
+        """Bring ``raw`` back to just before widths end, after a step: beyond it there is no slope that would lead back."""
+        self.raw.copy_(torch.minimum(self.raw, self.limits.expm1().log().to(self.raw) - 1e-6))
 
     def redraw(self, seed: int) -> None:
         """New draws, by a seed: a lattice with a random shift. Each of them is uniform, and together they cover the cube evenly."""
@@ -181,8 +181,9 @@ class Transformations(nn.Module):
         ratio = 2.0
         for _ in range(40):  # the root of r^k = r + 1
             ratio = (1 + ratio) ** (1 / max(k, 2))
-        steps = torch.tensor([1 / self.samples, *(ratio**-j for j in range(1, k))][:k], dtype=torch.float64)
-        return (i[:, None] * steps + 0.5 * torch.tensor([1 / self.samples, *[1.0] * (k - 1)][:k], dtype=torch.float64)) % 1
+        steps = torch.tensor([1 / self.samples, *(ratio**-j for j in range(1, k))], dtype=torch.float64)[:k]
+        first = torch.tensor([0.5 / self.samples, *(0.5 for _ in range(1, k))], dtype=torch.float64)[:k]
+        return (first + i[:, None] * steps) % 1
 
     def _set(self, draws: Tensor) -> None:
         """In place where there are as many: a recorded CUDA graph goes on reading them."""
@@ -245,6 +246,23 @@ def symmetrise(
     models.
     """
     return Symmetrised(model, Transformations(symmetry, samples, padding, learn), where)
+
+
+def transformations(model: nn.Module) -> dict[str, Transformations]:
+    """All distributions of transformations in a model that are in use, by name of module."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Transformations) and m.names}
+
+
+def ranges(model: nn.Module) -> dict[str, Range]:
+    """Every range in a model, by name of transformation, with that of its module before it where there are several."""
+    parts = transformations(model)
+    several = len(parts) > 1
+    return {f"{n}.{k}" if several else k: r for n, part in parts.items() for k, r in part.ranges().items()}
+
+
+def described(model: nn.Module) -> list[dict[str, Any]]:
+    """Every range in a model as JSON takes it: name, width, value, unit, and text for people."""
+    return [asdict(found) | {"name": name, "text": str(found)} for name, found in ranges(model).items()]
 
 
 class Augmentation(nn.Module):
@@ -314,7 +332,7 @@ def _range(name: str, width: float, half: float | None) -> Range:
         return Range(name, width, math.degrees(width), "degrees")
     if name.endswith("translation"):
         return Range(name, width, width * (half or 1.0), "pixels" if half else "units of the coordinates")
-    return Range(name, width, math.exp(width), "a factor of")
+    return Range(name, width, math.exp(width), "factor")
 
 
 def _exponential(M: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class State:
             "first": self.weights.first,
             "second": self.weights.second,
             "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
-            "more": self.more,
+            "more": dict(self.more),
         }
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 

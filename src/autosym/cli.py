@@ -21,12 +21,16 @@ from tyro.conf import Positional
 import autosym
 from autosym import applications, processes, runs
 from autosym.experiments import basis as basis_functions
-from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
+from autosym.experiments import group_digits, images, invariance, quadrant_digits, rotated_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
 from autosym.report import print_table, write_run
 
-EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
+EXPERIMENTS: dict[str, Any] = {
+    "quadrant-digits": quadrant_digits,
+    "group-digits": group_digits,
+    "rotated-digits": rotated_digits,
+}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
 
 
@@ -227,7 +231,7 @@ def run(
     resume: bool = False,
     json: bool = False,
 ) -> None:
-    """Train one named run of an experiment, e.g. quadrant-digits, or table1/digit/f-fc+conv/evidence.
+    """Train one named run of an experiment, e.g. quadrant-digits, rotated-digits (all three variants), or table1/digit/f-fc+conv/evidence.
 
     Args:
         name: the run, or the beginning of the names of several with --all; an unknown name lists them all.
@@ -242,8 +246,13 @@ def run(
         resume: go on from the checkpoint there, as if the run had never stopped.
         json: print the result as JSON and nothing else.
     """
+    if name == "rotated-digits":
+        found = rotated_digits.run_all(out or Path("runs") / name, epochs, seed)
+        print(json_format.dumps(found)) if json else rotated_digits.show(found)
+        return
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
     named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
+    named |= {key: (invariance, value) for key, value in invariance.RUNS.items()}
     chosen = (
         [key for key in named if key.startswith(name) and key not in EXPERIMENTS]
         if all
@@ -270,7 +279,7 @@ def run(
 def _run(
     name: str, module: Any, config: Any, out: Path, results: Path, data_dir: Path | None, resume: bool, json: bool
 ) -> None:
-    more = {"results": results, "data_dir": data_dir} if module is images else {}
+    more = {"results": results, "data_dir": data_dir} if module in (images, invariance) else {}
     result = module.execute(config, progress=not json, out=out, resume=resume, **more)
     write(result, out / "result.json")
     if not processes.first():
@@ -284,8 +293,11 @@ def _run(
         f"{name}: test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, log evidence per sample "
         f"{row['evidence']:.3f} nats, {row['seconds']:.0f} s"
     )
-    _show_symmetry(row["task"], result["symmetry"])
-    kept = f", and {results / config.file}.json" if module is images else ""
+    if result["symmetry"]:
+        _show_symmetry(row["task"], result["symmetry"])
+    for found in result["ranges"]:
+        print(f"Averaged over {found['text']}")
+    kept = f", and {results / config.file}.json" if more else ""
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
     print(page)
 
@@ -313,11 +325,15 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     """Print a table from results: 1, 2 or 3 of the paper beside ours, or quadrant-digits after autosym demo.
 
     Args:
-        name: 1, 2, 3 or quadrant-digits.
-        results: the folder of results of tables 1 to 3 (results), or the file that the demo wrote.
+        name: 1, 2, 3, invariance-1, invariance-2, invariance-3 or quadrant-digits.
+        results: the folder of results of these tables (results), or the file that the demo wrote.
         figure: also draw what the networks of table 1, 2 or 3 learned, to this file.
         json: print the rows as JSON and nothing else.
     """
+    if name in invariance.TABLES:
+        cells = invariance.rows(name, results or images.RESULTS)
+        print(json_format.dumps({"rows": cells})) if json else invariance.show(name, cells)
+        return
     number = name.removeprefix("table")
     if number in TABLES:
         found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, results or images.RESULTS)
@@ -329,7 +345,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
             images.show(number, found)
         return
     if name != "quadrant-digits":
-        raise ValueError(f"no table is called {name!r}; there are: 1, 2, 3, quadrant-digits")
+        raise ValueError(f"no table is called {name!r}; there are: 1, 2, 3, {', '.join(invariance.TABLES)}, quadrant-digits")
     results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")

@@ -3,6 +3,7 @@
 Pages and pictures are made from it alone, so that a report can be made anew, or elsewhere, without the model.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym.averaging import Symmetrised, described
 from autosym.batching import Data, batches, to_model
 from autosym.comparison import Comparison, alike, judged, probabilities
 from autosym.curvature import _fingerprint
@@ -32,6 +34,7 @@ LINES = 120  # of a history
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
 BORDERS, INTERPOLATION = "borders and strides", "interpolation"
 UNCHECKED = "it was given as a number, so it is not known to be of the same data"
+BANK = 7  # places in the range of a transformation at which a filter is shown
 
 
 @torch.no_grad()
@@ -74,6 +77,8 @@ def contents(
             "bound_of": record.bound_of,
         },
         "symmetry": fit.symmetry().as_dicts(),
+        "ranges": described(fit.model),
+        "banks": banks(fit.model),
         "approximate": approximate(fit.model),
         "history": thinned(fit.history),
         "filters": filters(fit.model),
@@ -192,6 +197,31 @@ def filters(model: nn.Module) -> list[dict[str, Any]]:
             scale = float(shown.abs().max())
             levels = (shown * (127 / scale if scale > 0 else 0.0)).round().int().tolist()
             found.append({"layer": layer, "path": path, "part": part, "of": len(maps), "scale": scale, "pictures": levels})
+    return found
+
+
+@torch.no_grad()
+def banks(model: nn.Module) -> list[dict[str, Any]]:
+    """The strongest weight image of a first dense layer, moved by each transformation from end to end of its range (Figs. 3, 4, 6)."""
+    found = []
+    for module in model.modules():
+        if not isinstance(module, Symmetrised):
+            continue
+        part = module.transformations
+        layers = [m for m in module.model.modules() if isinstance(m, (nn.Linear, Dense))]
+        if not part.names or part.size is None or not layers:
+            continue
+        weight = layers[0].weight.detach().cpu().double().flatten(0, -2)
+        if weight.shape[1] % (part.size[0] * part.size[1]):
+            continue
+        image = weight[weight.norm(dim=1).argmax()].reshape(1, -1, *part.size).mean(1, keepdim=True)
+        still = copy.deepcopy(part).cpu()
+        for index, name in enumerate(part.names):
+            draws = torch.zeros(BANK, len(part.names), dtype=torch.float64)
+            draws[:, index] = torch.linspace(-1, 1, BANK)
+            moved = still(image, draws)[0, :, 0]
+            scale = float(moved.abs().max()) or 1.0
+            found.append({"name": name, "pictures": (moved * (127 / scale)).round().int().tolist()})
     return found
 
 

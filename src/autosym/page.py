@@ -37,11 +37,14 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     symmetry = contents["symmetry"]
     schedule = contents.get("schedule") or {}
     history = bounded(contents.get("history") or [])
-    calibration = contents.get("calibration")
+    calibration, ranges = contents.get("calibration"), contents.get("ranges") or []
     said = wording.summary(contents)
     return {
         **said,
         "title": contents.get("title") or "A fit by autosym",
+        "invariance": wording.invariance(ranges),
+        "ranges": range_charts(history, schedule),
+        "banks": [{"name": b["name"], "uris": [png(levels) for levels in b["pictures"]]} for b in contents.get("banks") or []],
         "figures": key_figures(contents),
         "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in said["layers"]),
         "measured_on": MEASURED.get(contents.get("measured_on") or "", ""),
@@ -207,6 +210,17 @@ def _effective(
         ]
         series.append(_series(kind["path"], values, css_class(kind)))
     return charts.lines("Effective parameters by path", _over(steps), series, **frame) if series else None
+
+
+def range_charts(history: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The range of every transformation over epochs, in its unit."""
+    steps = [line for line in history if line.get("ranges")]
+    found = []
+    for key in steps[-1]["ranges"] if steps else ():
+        name, _, unit = key.removesuffix(")").rpartition(" (")
+        values = [line["ranges"].get(key) for line in steps]
+        found.append(charts.lines(name, _over(steps), [_series(name, values)], unit, **_frame(history, steps, schedule)))
+    return [chart for chart in found if chart is not None]
 
 
 def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -72,8 +72,13 @@ def _linearised(
 ) -> tuple[Tensor, Tensor]:
     """Mean and covariance of f: J Sigma J^T is summed over paths in the eigenbasis of each."""
     columns: dict[str, Tensor] = {}
-    see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
-    with Tape(sites(model), see) as tape, torch.enable_grad():
+
+    def together(t: Tensor) -> Tensor:
+        """Copies of a sample (``averaging``) are as good as positions: (B, copies S, K, d)."""
+        return t.unflatten(0, (len(x), -1)).flatten(1, 2)
+
+    see = lambda name, path, x: columns.__setitem__(name, together(path.columns(x)))  # noqa: E731
+    with Tape(sites(model), see, reduce=False) as tape, torch.enable_grad():
         f = tape.record(model, x)
         rows: dict[str, list[Tensor]] = {name: [] for name in columns}
         for output in range(f.shape[1]):
@@ -81,7 +86,7 @@ def _linearised(
             cotangent[:, output] = 1
             for names, row in tape.backward(f, cotangent):
                 for name in names:
-                    rows[name].append(row.detach())
+                    rows[name].append(together(row.detach()))
     covariance = torch.zeros(len(x), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device)
     for name, (products, U, V) in eigenvectors.items():
         a = torch.einsum("bski,kij->bskj", columns[name].double(), V)

@@ -6,7 +6,7 @@ raw <- raw + Adam(d log p(D) / d raw)          one step at every evidence step, 
 import torch
 from torch import Tensor, nn
 
-from autosym.averaging import Range, Transformations
+from autosym import averaging
 from autosym.batching import Data
 from autosym.evidence import differentiable
 from autosym.evidence.laplace import Laplace
@@ -17,7 +17,7 @@ class Ranges:
     """All transformations of a model that are in use, and the state of Adam for those that are learned; it may hold none."""
 
     def __init__(self, model: nn.Module, lr: float):
-        self.parts = {name: m for name, m in model.named_modules() if isinstance(m, Transformations) and m.names}
+        self.model, self.parts = model, averaging.transformations(model)
         self.learned = {name: part for name, part in self.parts.items() if part.learn}
         self.lr = lr
         self.first, self.second = ({n: torch.zeros_like(p.raw) for n, p in self.learned.items()} for _ in range(2))
@@ -39,7 +39,6 @@ class Ranges:
     @torch.no_grad()
     def step(
         self,
-        model: nn.Module,
         data: Data,
         prior: Prior,
         at: Laplace,
@@ -52,7 +51,9 @@ class Ranges:
         if not self.learned:
             return
         raws = {name: part.raw for name, part in self.learned.items()}
-        found = differentiable.gradient(model, data, prior, at, raws, sampled=sampled, subset=subset, seed=seed, memory=memory)
+        found = differentiable.gradient(
+            self.model, data, prior, at, raws, sampled=sampled, subset=subset, seed=seed, memory=memory
+        )
         self.steps += 1
         t = float(self.steps)
         for name, grad in found.items():
@@ -61,17 +62,12 @@ class Ranges:
                     f"the slope of the evidence in the widths of {name or 'the model'} is not finite: {grad.tolist()}"
                 )
             m, v = self.first[name].lerp_(grad, 0.1), self.second[name].lerp_(grad.square(), 0.01)
-            raws[name] += self.lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-12)
+            raws[name].add_(self.lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-12))
             self.learned[name].limit()
-
-    def found(self) -> dict[str, Range]:
-        """Every range by name of its transformation, with that of the module before it where there are several."""
-        several = len(self.parts) > 1
-        return {f"{n}.{k}" if several else k: r for n, part in self.parts.items() for k, r in part.ranges().items()}
 
     def summary(self) -> dict[str, dict[str, float]]:
         """For a line of a history: the ranges, by name and unit."""
-        return {"ranges": {f"{name} ({r.unit})": r.value for name, r in self.found().items()}} if self.parts else {}
+        return {"ranges": {f"{n} ({r.unit})": r.value for n, r in averaging.ranges(self.model).items()}} if self.parts else {}
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint has to hold."""

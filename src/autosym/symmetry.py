@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
+from autosym import averaging
+from autosym.averaging import Range
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.layers import Relaxed
@@ -39,9 +41,10 @@ class PathShare:
 
 @dataclass(frozen=True)
 class Symmetry:
-    """Shares of every relaxed layer, in order; prints as a table."""
+    """Shares of every relaxed layer, in order, and the learned ranges of transformations (``averaging``); prints as a table."""
 
     paths: tuple[PathShare, ...]
+    ranges: tuple[Range, ...] = ()
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -58,6 +61,9 @@ class Symmetry:
         return [asdict(path) | {"share": None if math.isnan(path.share) else path.share} for path in self.paths]
 
     def __str__(self) -> str:
+        if self.ranges:
+            invariant = f"averaged over {'; '.join(map(str, self.ranges))}"
+            return "\n".join([invariant, *([str(Symmetry(self.paths))] if self.paths else [])])
         if not self.paths:
             return "no relaxed layer: build one by autosym.nets.build or autosym.layers.Relaxed"
         rows = [("layer", "path", "", "precision", "effective / all", "share")]
@@ -113,4 +119,4 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symme
             }
             counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
             rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
-    return Symmetry(tuple(rows))
+    return Symmetry(tuple(rows), tuple(averaging.ranges(model).values()))

@@ -63,7 +63,7 @@ class Schedule:
     damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
     trust: float = 2.0  # and at most this far (nats)
     hyper_steps: int = 20  # Adam steps of a "gradient" step,
-    hyper_lr: float = 0.1  # and their rate
+    hyper_lr: float = 0.1  # and their rate; also that of the ranges of transformations (``symmetrise``), one step each time
     sampled: bool = True  # curvature of evidence steps by one backward pass in all instead of one for each output,
     subset: int | None = None  # and on so many samples
     kernel: int | None = None  # or by the kernel of so many samples, one output of each: for many classes
@@ -208,7 +208,8 @@ def fit(
     loader augments or drops samples (the same samples, once each; ``data`` by default). Dropout and batch normalisation must be in
     eval mode: the prior regularises, and a sample's output must not depend on its batchmates. With finite ``nu`` the prior is
     Student-t (``priors``). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50, step="none")`` is plain MAP at
-    ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. ``history`` names a
+    ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. Ranges of a model by
+    ``symmetrise`` are learned at evidence steps too. ``history`` names a
     JSON-lines file, ``tensorboard`` a folder of event files; ``log`` is called with every line.
 
     ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
@@ -283,7 +284,7 @@ def fit(
                 ranges.redraw(seed, epoch, 0)
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
                 if isinstance(at, Laplace):
-                    ranges.step(model, evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
+                    ranges.step(evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
                 line |= _summary(model, likelihood, prior, at) | ranges.summary()
             line["seconds"] = time.perf_counter() - start
             lines.append(line)

@@ -23,8 +23,10 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
     symmetry, history = contents["symmetry"], contents.get("history") or []
     learned = (contents.get("schedule") or {}).get("step") != "none"
     approximate, guess = contents.get("approximate") or {}, guessing(contents) if learned else ""
+    ranges = contents.get("ranges") or []
+    said = headline(symmetry, learned, approximate) if symmetry or not ranges else invariance(ranges)
     return {
-        "headline": guess or headline(symmetry, learned, approximate),
+        "headline": guess or said,
         "layers": layers(symmetry, learned, approximate, bool(guess)),
         "cautions": [] if guess or not learned or not symmetry else cautions(history),
     }
@@ -140,6 +142,11 @@ def headline(
         clauses.setdefault((layer["verdict"], layer["symmetry"] if layer["verdict"] != "mixed" else ""), []).append(layer)
     words = "; ".join(f"{named([layer['number'] for layer in some])} {_predicate(some)}" for some in clauses.values())
     return f"{words[0].upper()}{words[1:]}."
+
+
+def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence for the transformations that a network averages over."""
+    return f"The network averages over {', '.join(r['text'] for r in ranges)}." if ranges else ""
 
 
 def _common(found: Sequence[Mapping[str, Any]]) -> str:

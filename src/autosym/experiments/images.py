@@ -1,7 +1,7 @@
 """What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,16 +120,21 @@ def execute(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     augment = data.flip_and_crop if "cifar" in run.task else None
     result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device, augment)
+    keep(result, results / run.file)
+    return result
+
+
+def keep(result: dict[str, Any], file: Path) -> None:
+    """Write a result to ``file``.json, and the labels it predicts, which it then no longer holds, to ``file``.npy."""
     predicted = [result.pop(key) for key in ("correct", "predicted")][1]
     if not processes.first():
-        return result
-    (results / run.file).parent.mkdir(parents=True, exist_ok=True)
-    kept = results / f"{run.file}.npy"
-    with open(kept.with_suffix(".tmp"), "wb") as file:
-        np.save(file, np.asarray(predicted, dtype=np.uint8))
-    kept.with_suffix(".tmp").replace(kept)
-    write(result, results / f"{run.file}.json")
-    return result
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{file.name}.tmp")
+    with open(temporary, "wb") as opened:
+        np.save(opened, np.asarray(predicted, dtype=np.uint8))
+    temporary.replace(file.with_name(f"{file.name}.npy"))
+    write(result, file.with_name(f"{file.name}.json"))
 
 
 def rows(
@@ -139,21 +144,21 @@ def rows(
 
     Parameters, epochs, device and shares are those of the first seed.
     """
-    found = _found(table, results)
+    found = stored(table, results, Run)
     return [
         _row(run, found.get(name, []), paper.get((run.task, run.model, run.prior, run.method), {}))
         for name, run in runs.items()
     ]
 
 
-def _found(table: str, results: Path) -> dict[str, list[dict[str, Any]]]:
-    """The results of a table by name of run, in the order of their seeds."""
+def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, list[dict[str, Any]]]:
+    """The results of a table by name of run, of which ``kind`` is the class, in the order of their seeds."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
         result = runs.read(path)
         with runs.of_this_version(path):
             if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
-                found.setdefault(Run(**result["config"]).name, []).append(result)
+                found.setdefault(kind(**result["config"]).name, []).append(result)
     return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
 
 
@@ -166,7 +171,7 @@ def figure(table: str, path: Path, results: Path = RESULTS) -> None:
 
     learned = [
         found[0]
-        for found in _found(table, results).values()
+        for found in stored(table, results, Run).values()
         if found[0]["config"]["method"] == "evidence" and len({p["path"] for p in found[0]["symmetry"]}) > 1
     ]
     if not learned:

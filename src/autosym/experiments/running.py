@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autosym import findings, processes
+from autosym.averaging import described
 from autosym.batching import Augment
 from autosym.predictive import Scores, scores
 from autosym.provenance import provenance
@@ -82,6 +83,7 @@ def train_and_measure(
         },
         "config": asdict(run),
         "symmetry": fitted.symmetry().as_dicts(),
+        "ranges": described(net),
         "schedule": findings.settings(schedule),
         "correct": (predicted == y).int().tolist(),
         "predicted": predicted.tolist(),

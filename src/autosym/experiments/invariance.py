@@ -1,0 +1,299 @@
+"""Tables 1 to 3 of Learning Invariant Weights, with a row by Laplace for each: how much of a transformation do images tolerate?
+
+    invariance-1    random Fourier features on MNIST turned by +-180, +-90, 0 degrees: fixed ranges, learned ones from several starts
+                    (Fig. 2), a point estimate (Fig. 5)
+    invariance-2    a hidden layer of ReLU on MNIST that is rotated, translated, scaled, or regular, with each transformation
+    invariance-3    the same on CIFAR-10
+
+The published runs are variational in the last layer (``evidence.last_layer``) with transformed weights; those by Laplace are a small
+convolutional network averaged over transformations of its input, trained by ``fit``.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autosym import data
+from autosym.averaging import described, symmetrise
+from autosym.evidence import last_layer
+from autosym.evidence.last_layer import RandomFeatures, ReluFeatures
+from autosym.experiments.images import RESULTS, keep, stored
+from autosym.experiments.running import train_and_measure
+from autosym.predictive import calibration_error
+from autosym.provenance import provenance
+from autosym.report import print_table
+from autosym.training import Schedule
+
+Pair = tuple[Tensor, Tensor]
+FEATURES, FREQUENCY, COPIES = 1024, 0.3, 32  # the paper's
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell: features on a variant of a dataset, with widths in radians, halves of a side, or logarithms of factors at the start."""
+
+    table: str
+    task: str
+    model: str
+    method: str = "elbo"  # or "point-estimate", or "laplace"
+    symmetry: str = ""  # none, or the name of a transformation or a set of them
+    start: float = 0.1
+    learn: bool = True
+    seed: int = 0
+    epochs: int = 100
+    batch_size: int = 128
+    lr: float = 1e-3
+    range_lr: float = 5e-3
+    samples: int | None = None  # of the training set; all by default
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return f"{self.table}/{self.task}/{self.model}"
+
+    @property
+    def file(self) -> Path:
+        """Where its result is kept, without suffix."""
+        part = "" if self.samples is None else f"-samples{self.samples}"
+        return Path(self.table) / f"{self.task}_{self.model}{part}-seed{self.seed}"
+
+
+ANGLES = (5, 45, 90, 135, 175)
+TURNED = ("full", "half", "regular")
+CHANGED = ("rotated", "translated", "scaled", "regular")
+TABLES = ("invariance-1", "invariance-2", "invariance-3")
+
+
+def _first() -> list[Run]:
+    cell = partial(Run, "invariance-1", symmetry="rotation")
+    models: list[dict[str, Any]] = [
+        *({"model": f"fixed-{a}", "start": math.radians(a), "learn": False} for a in ANGLES),
+        {"model": "learned", "start": math.radians(5)},
+        *({"model": f"learned-from-{a}", "start": math.radians(a)} for a in ANGLES[1:]),
+        {"model": "point-estimate", "method": "point-estimate", "start": math.radians(5)},
+        {"model": "laplace", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.15},
+    ]
+    return [cell(task=task, **model) for model in models for task in TURNED]
+
+
+def _others(table: str) -> list[Run]:
+    models: list[dict[str, Any]] = [
+        {"model": "mlp"},
+        *({"model": f"mlp+{name}", "symmetry": name} for name in ("rotation", "translation", "scale", "affine")),
+        {"model": "laplace+affine", "symmetry": "affine", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.15},
+    ]
+    return [Run(table, task, **model) for model in models for task in CHANGED]
+
+
+RUNS = {run.name: run for run in (*_first(), *_others("invariance-2"), *_others("invariance-3"))}
+
+PAPER: dict[str, dict[str, tuple[float, ...]]] = {
+    "invariance-1": {
+        "fixed-5": (79.29, 86.71, 96.00),
+        "fixed-45": (87.35, 91.13, 95.93),
+        "fixed-90": (90.33, 91.69, 94.69),
+        "fixed-135": (91.19, 91.04, 92.13),
+        "fixed-175": (91.57, 90.47, 90.97),
+        "learned": (91.72, 92.34, 96.40),
+    },
+    "invariance-2": {
+        "mlp": (90.35, 89.34, 96.61, 98.10),
+        "mlp+rotation": (98.05, 94.08, 97.62, 98.64),
+        "mlp+translation": (93.59, 97.87, 97.98, 98.76),
+        "mlp+scale": (93.80, 94.30, 98.06, 98.35),
+        "mlp+affine": (98.14, 97.66, 98.31, 98.93),
+    },
+    "invariance-3": {
+        "mlp": (41.24, 40.75, 46.56, 54.49),
+        "mlp+rotation": (46.04, 40.71, 46.77, 54.72),
+        "mlp+translation": (40.99, 45.20, 47.44, 55.79),
+        "mlp+scale": (40.92, 41.22, 49.28, 54.72),
+        "mlp+affine": (46.12, 45.77, 48.81, 55.44),
+    },
+}
+PAPER_ELBO = {  # of table 1, per sample
+    "fixed-5": (-1.07, -0.80, -0.36),
+    "fixed-45": (-0.63, -0.49, -0.26),
+    "fixed-90": (-0.52, -0.44, -0.30),
+    "fixed-135": (-0.45, -0.45, -0.36),
+    "fixed-175": (-0.43, -0.47, -0.45),
+    "learned": (-0.43, -0.42, -0.26),
+}
+
+
+def tensors(run: Run, folder: Path | None) -> tuple[Pair, Pair]:
+    """Training and test pairs: MNIST in [0, 1], CIFAR-10 normalised, so that 0 is the background; each part changed by its own draws."""
+    cifar = run.table == "invariance-3"
+    parts = []
+    for part, (images, labels) in enumerate(data.cifar10(folder) if cifar else data.mnist(folder)):
+        x = data.as_floats(images)
+        x = data.normalised(x, *data.CIFAR10) if cifar else x
+        parts.append((_changed(x, run.task, 2 * run.seed + part), labels))
+    (x, y), test = parts
+    return (x[: run.samples], y[: run.samples]), test
+
+
+def _changed(x: Tensor, task: str, seed: int) -> Tensor:
+    changes: dict[str, Callable[[Tensor, int], Tensor]] = {
+        "regular": lambda x, _: x,
+        "full": data.rotated,
+        "half": partial(data.rotated, degrees=90.0),
+        "rotated": data.rotated,
+        "translated": data.translated,
+        "scaled": data.scaled,
+    }
+    return changes[task](x, seed)
+
+
+def features(run: Run, shape: Sequence[int]) -> nn.Module:
+    """phi of a run: random Fourier features or a hidden layer, with its weights averaged over transformations if it has any."""
+    inputs = math.prod(shape)
+    inner: nn.Module = (
+        RandomFeatures(inputs, FEATURES, FREQUENCY, run.seed) if run.table == "invariance-1" else ReluFeatures(inputs, FEATURES)
+    )
+    if not run.symmetry:
+        return inner
+    return symmetrise(inner, {run.symmetry: run.start}, COPIES, "weights", learn=run.learn)
+
+
+def convolutional(run: Run, shape: Sequence[int]) -> nn.Module:
+    """A small tanh network of two convolutions and two dense layers, averaged over transformations of its input."""
+    channels, height, width = shape
+    flat = 32 * (height // 4) * (width // 4)
+    net = nn.Sequential(
+        *(nn.Conv2d(channels, 16, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(16, 32, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(flat, 64), nn.Tanh(), nn.Linear(64, 10)),
+    )
+    return symmetrise(net, {run.symmetry: run.start}, COPIES - 1, learn=run.learn)
+
+
+def execute(
+    run: Run,
+    progress: bool = False,
+    out: Path | None = None,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    results: Path = RESULTS,
+) -> dict[str, Any]:
+    """Train and measure one cell, on a GPU where there is one; keep its result and the labels it predicts in ``results``."""
+    train, test = tensors(run, data_dir)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if run.method == "laplace":
+        subset = min(len(train[0]), 10_000)
+        schedule = Schedule(run.epochs, run.batch_size, lr=run.lr, every=1, hyper_lr=run.range_lr, subset=subset)
+        build = partial(convolutional, run, train[0].shape[1:])
+        result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device)
+    else:
+        if resume:
+            raise ValueError(f"{run.name} keeps no checkpoint to resume from: run it without --resume")
+        result = _variational(run, train, test, device, progress)
+    keep(result, results / run.file)
+    return result
+
+
+def _variational(run: Run, train: Pair, test: Pair, device: str, progress: bool) -> dict[str, Any]:
+    start = time.perf_counter()
+    torch.manual_seed(run.seed)
+    phi = features(run, train[0].shape[1:]).to(device)
+
+    def say(line: dict[str, Any]) -> None:
+        if progress and line["epoch"] % max(1, run.epochs // 20) == 0:
+            found = ", ".join(f"{name} {value:.3g}" for name, value in line["ranges"].items())
+            print(
+                f"epoch {line['epoch']}/{run.epochs}  bound per sample {line['bound'] / len(train[0]):.3f}  {found}", flush=True
+            )
+
+    fitted = last_layer.learn(
+        phi,
+        (train[0].to(device), train[1].to(device)),
+        10,
+        epochs=run.epochs,
+        batch_size=run.batch_size,
+        lr=run.lr,
+        range_lr=run.range_lr,
+        point_estimate=run.method == "point-estimate",
+        seed=run.seed,
+        log=say,
+    )
+    logits = torch.cat([fitted(part.to(device)).cpu() for part in test[0].split(500)])
+    predicted, y = logits.argmax(1), test[1]
+    correct = (predicted == y).double()
+    return {
+        "row": {
+            "task": run.task,
+            "model": run.model,
+            "method": run.method,
+            "accuracy": 100 * correct.mean().item(),
+            "standard_error": 100 * correct.std().item() / math.sqrt(len(y)),
+            "nll": F.cross_entropy(logits, y).item(),
+            "calibration_error": calibration_error(logits.softmax(1), y),
+            "evidence": fitted.evidence.log_evidence.item() / len(train[0]),
+            "parameters": sum(p.numel() for p in (*phi.parameters(), *fitted.head.parameters())),
+            "seconds": time.perf_counter() - start,
+        },
+        "config": asdict(run),
+        "symmetry": [],
+        "ranges": described(phi),
+        "history": fitted.history,
+        "correct": correct.int().tolist(),
+        "predicted": predicted.tolist(),
+        "provenance": provenance(device),
+    }
+
+
+def rows(table: str, results: Path = RESULTS) -> list[dict[str, Any]]:
+    """One row for every cell: means over the seeds that were run, learned ranges of the first, the paper's numbers; None where none."""
+    found = stored(table, results, Run)
+    tasks = TURNED if table == "invariance-1" else CHANGED
+    return [_row(run, found.get(name, []), tasks.index(run.task)) for name, run in RUNS.items() if run.table == table]
+
+
+def _row(run: Run, several: Sequence[Mapping[str, Any]], place: int) -> dict[str, Any]:
+    cells = [result["row"] for result in several]
+    accuracy, elbo = PAPER[run.table].get(run.model), PAPER_ELBO.get(run.model)
+    ranges = several[0]["ranges"] if several else ()
+    return {
+        "name": run.name,
+        "task": run.task,
+        "model": run.model,
+        **{k: statistics.fmean(c[k] for c in cells) if cells else None for k in ("accuracy", "nll", "evidence", "seconds")},
+        "seeds": [result["config"]["seed"] for result in several],
+        "ranges": {r["name"]: {"value": r["value"], "unit": r["unit"]} for r in ranges} if several else None,
+        "paper_accuracy": accuracy[place] if accuracy else None,
+        "paper_evidence": elbo[place] if elbo and run.table == "invariance-1" else None,
+    }
+
+
+def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
+    """The rows in the terminal; a cell that was not run, or is not published, is a dash."""
+
+    def number(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    def learned(cell: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name} {r['value']:.3g} {r['unit']}" for name, r in (cell["ranges"] or {}).items()) or "-"
+
+    lines = [
+        (
+            f"{c['task']}: {c['model']}",
+            number(c["accuracy"], 2),
+            number(c["paper_accuracy"], 2),
+            number(c["evidence"], 3),
+            number(c["paper_evidence"], 2),
+            learned(c),
+            number(c["seconds"], 0),
+        )
+        for c in cells
+    ]
+    columns = ("run", "accuracy (%)", "paper", "evidence/N", "paper ", "range", "seconds")
+    print_table(f"{table}: ours and the paper's (- is not run, or not published)", columns, lines)

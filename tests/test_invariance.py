@@ -1,0 +1,106 @@
+"""The runs of the invariance tables: names, data, one tiny run of each kind, and the rows of a table."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("tyro")
+pytest.importorskip("rich")
+
+from autosym import cli
+from autosym.experiments import invariance
+from autosym.experiments.invariance import PAPER, RUNS, TABLES
+from files import mnist_parts, write_mnist
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_mnist(tmp_path, mnist_parts())
+    monkeypatch.setattr(invariance, "FEATURES", 16)
+    monkeypatch.setattr(invariance, "COPIES", 3)
+    return tmp_path
+
+
+def test_every_published_cell_has_a_run():
+    assert {run.table for run in RUNS.values()} == set(TABLES)
+    for table in TABLES:
+        tasks = invariance.TURNED if table == "invariance-1" else invariance.CHANGED
+        assert all(f"{table}/{task}/{model}" in RUNS for model in PAPER[table] for task in tasks)
+        assert all(len(values) == len(tasks) for values in PAPER[table].values())
+        assert any(run.method == "laplace" for run in RUNS.values() if run.table == table)
+    assert len({run.file for run in RUNS.values()}) == len(RUNS)
+    assert not RUNS["invariance-1/full/fixed-45"].learn
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "invariance-1/full/learned",
+        "invariance-1/half/point-estimate",
+        "invariance-2/scaled/mlp",
+        "invariance-2/translated/mlp+affine",
+    ],
+)
+def test_a_tiny_run_is_kept_and_shown(folder, tmp_path, capsys, name):
+    results, out = tmp_path / "results", tmp_path / "run"
+    arguments = [
+        "run",
+        name,
+        "--epochs",
+        "2",
+        "--data-dir",
+        str(folder),
+        "--results",
+        str(results),
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert cli.main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    run = replace(RUNS[name], epochs=2)
+    kept = json.loads((results / f"{run.file}.json").read_text())
+    assert kept["config"]["epochs"] == 2
+    assert kept["row"]["accuracy"] == result["row"]["accuracy"]
+    assert len(kept["history"]) == 2
+    assert [f"{r['name']} ({r['unit']})" for r in kept["ranges"]] == list(kept["history"][-1]["ranges"])
+    table, _, rest = name.partition("/")
+    assert cli.main(["table", table, "--json", "--results", str(results)]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows[name]["accuracy"] == pytest.approx(result["row"]["accuracy"])
+    assert sum(row["accuracy"] is not None for row in rows.values()) == 1
+    assert cli.main(["table", table, "--results", str(results)]) == 0
+    assert rest.split("/")[0] in capsys.readouterr().out
+
+
+def test_fixed_ranges_stay_and_learned_ones_move(folder):
+    for name, moves in (("invariance-1/full/fixed-45", False), ("invariance-1/full/learned-from-45", True)):
+        result = invariance.execute(replace(RUNS[name], epochs=2), data_dir=folder, results=folder / "results")
+        assert (abs(result["ranges"][0]["value"] - 45) > 1e-3) is moves
+
+
+def test_the_laplace_row(folder, monkeypatch):
+    monkeypatch.setattr(invariance, "convolutional", lambda run, shape: _small(run))
+    result = invariance.execute(
+        replace(RUNS["invariance-1/full/laplace"], epochs=2, samples=20), data_dir=folder, results=folder / "results"
+    )
+    assert result["ranges"][0]["name"] == "rotation"
+    assert result["config"]["samples"] == 20
+
+
+def _small(run):
+    net = torch.nn.Sequential(torch.nn.AvgPool2d(7), torch.nn.Flatten(), torch.nn.Linear(16, 10))
+    return invariance.symmetrise(net, {run.symmetry: run.start}, 2)
+
+
+def test_the_convolutional_network_takes_both_kinds_of_images():
+    for shape in ((1, 28, 28), (3, 32, 32)):
+        net = invariance.convolutional(replace(RUNS["invariance-1/full/laplace"]), shape)
+        assert net(torch.randn(2, *shape)).shape == (2, 10)
+
+
+def test_a_run_without_checkpoints_says_so(folder):
+    with pytest.raises(ValueError, match="keeps no checkpoint"):
+        invariance.execute(RUNS["invariance-1/full/learned"], resume=True, data_dir=folder, results=folder)

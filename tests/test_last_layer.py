@@ -1,0 +1,129 @@
+"""The variational bound of a last layer against exact evidence, torch's own divergence, and what it learns."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from autosym.averaging import ranges, symmetrise
+from autosym.evidence import exact, last_layer
+from autosym.evidence.last_layer import LastLayer, RandomFeatures, ReluFeatures
+from autosym.likelihoods import Categorical, Gaussian
+
+
+def problem(samples=15, features=4, outputs=2):
+    torch.manual_seed(0)
+    phi = torch.randn(samples, features, dtype=torch.float64)
+    return phi, phi @ torch.randn(features, outputs).double() + 0.3 * torch.randn(samples, outputs).double()
+
+
+def head_at(mean, root, precision):
+    head = LastLayer(mean.shape[1], mean.shape[0], precision).double()
+    head.log_precision.data.fill_(math.log(precision))
+    head.mean.data.copy_(mean)
+    head.lower.data.copy_(root)
+    head.log_diagonal.data.copy_(root.diagonal(dim1=-2, dim2=-1).log())
+    return head
+
+
+def right(phi, y, precision, variance):
+    """The exact posterior as q."""
+    delta = torch.full((phi.shape[1],), precision, dtype=torch.float64)
+    mean, root = exact.posterior(phi, y, delta, torch.tensor(variance, dtype=torch.float64))
+    covariance = torch.cholesky_inverse(root)
+    return head_at(mean.T, torch.linalg.cholesky(covariance).expand(y.shape[1], -1, -1), precision)
+
+
+def test_the_bound_is_exact_evidence_at_the_right_posterior():
+    phi, y = problem()
+    head = right(phi, y, 1.7, 0.09)
+    record = last_layer.at(nn.Identity(), head, (phi, y), Gaussian(0.3))
+    expected = exact.at(phi, y, 1.7, 0.09).log_evidence
+    assert float(record.log_evidence) == pytest.approx(float(expected), rel=1e-10)
+    assert record.bound_of == "the log evidence"
+    assert float(record.occam) == pytest.approx(-float(head.kl().detach()), rel=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_bound_is_never_above_exact_evidence(seed):
+    phi, y = problem()
+    torch.manual_seed(seed)
+    for head in (right(phi, y, 1.7, 0.09), LastLayer(4, 2, 1.7).double()):
+        head.log_precision.data.fill_(math.log(1.7))
+        for parameter in (head.mean, head.lower, head.log_diagonal):
+            parameter.data += 0.3 * torch.randn_like(parameter)
+        bound = last_layer.at(nn.Identity(), head, (phi, y), Gaussian(0.3)).log_evidence
+        assert float(bound) < float(exact.at(phi, y, 1.7, 0.09).log_evidence) - 1e-3
+
+
+def test_the_divergence_is_that_of_torch():
+    torch.manual_seed(0)
+    head = LastLayer(5, 3, 0.6).double()
+    for parameter in head.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    q = torch.distributions.MultivariateNormal(head.mean, scale_tril=head.root())
+    p = torch.distributions.MultivariateNormal(torch.zeros(5).double(), torch.eye(5).double() / head.log_precision.exp())
+    assert_close(head.kl(), torch.distributions.kl_divergence(q, p).sum(), rtol=1e-10, atol=1e-10)
+
+
+def test_noise_in_outputs_is_noise_in_weights():
+    torch.manual_seed(0)
+    head = LastLayer(4, 3).double()
+    for parameter in head.parameters():
+        parameter.data += 0.4 * torch.randn_like(parameter)
+    phi, y = torch.randn(6, 4).double(), torch.arange(6) % 3
+    terms = [
+        last_layer.expected_log_likelihood(head, phi, y, Categorical(), torch.randn(6, 3).double()).detach()
+        for _ in range(4000)
+    ]
+    weights = head.mean + torch.einsum("cij,ncj->nci", head.root(), torch.randn(4000, 3, 4).double())
+    logits = torch.einsum("bi,nci->nbc", phi, weights).log_softmax(-1)
+    by_weights = logits[:, torch.arange(6), y].sum(1)
+    error = math.sqrt(float((torch.stack(terms).var() + by_weights.var()).detach()) / 4000)
+    assert abs(float(torch.stack(terms).mean() - by_weights.mean().detach())) < 4 * error
+
+
+def test_a_likelihood_without_a_closed_form_needs_noise():
+    with pytest.raises(ValueError, match="give noise"):
+        last_layer.expected_log_likelihood(LastLayer(2, 2), torch.ones(1, 2), torch.zeros(1).long(), Categorical())
+
+
+def test_random_features_have_unit_norm_and_relu_features_train():
+    x = torch.randn(50, 1, 4, 4)
+    assert float(RandomFeatures(16, 2000)(x).square().sum(1).mean()) == pytest.approx(1, abs=0.05)
+    assert not list(RandomFeatures(16, 8).parameters())
+    assert len(list(ReluFeatures(16, 8).parameters())) == 2
+
+
+def rings(count=160):
+    """Two classes by the distance from the centre: invariant to rotation. Half of the plane is seen."""
+    torch.manual_seed(0)
+    radius, angle = torch.tensor([0.5, 1.2]).repeat(count // 2), (2 * torch.rand(count) - 1) * math.pi
+    x = torch.stack([radius * angle.cos(), radius * angle.sin()], 1) + 0.05 * torch.randn(count, 2)
+    return x, (radius > 0.8).long()
+
+
+@pytest.mark.parametrize("kind", ["rff", "relu"])
+def test_the_bound_learns_rotation_where_data_are_invariant(kind):
+    torch.manual_seed(0)
+    inner = RandomFeatures(2, 64, 5.0) if kind == "rff" else ReluFeatures(2, 64)
+    features = symmetrise(inner, {"rotation": 0.3}, 8, where="weights")
+    fitted = last_layer.learn(features, rings(), 2, epochs=60 if kind == "rff" else 240, batch_size=80, lr=0.02, range_lr=0.05)
+    assert fitted.history[-1]["bound"] > fitted.history[0]["bound"]
+    assert fitted.history[-1]["ranges"]["rotation (degrees)"] == pytest.approx(ranges(features)["rotation"].value, rel=1e-5)
+    assert ranges(features)["rotation"].value > 60
+    x, y = rings()
+    assert float((fitted(x).argmax(1) == y).double().mean()) > 0.95
+    assert not features.transformations.raw.requires_grad
+
+
+def test_a_point_estimate_does_not():
+    torch.manual_seed(0)
+    features = symmetrise(RandomFeatures(2, 64, 5.0), {"rotation": 0.3}, 8, where="weights")
+    by_bound = copy.deepcopy(features)
+    last_layer.learn(features, rings(), 2, epochs=60, batch_size=80, lr=0.02, range_lr=0.05, point_estimate=True)
+    last_layer.learn(by_bound, rings(), 2, epochs=60, batch_size=80, lr=0.02, range_lr=0.05)
+    assert ranges(features)["rotation"].value < ranges(by_bound)["rotation"].value - 20
