@@ -247,6 +247,15 @@ def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
         evidence = json.loads((folder / "report.json").read_text())["evidence"]["log_evidence"]
         assert f'value="{evidence}" data-key="alternative"' in text
     assert "only on the same data" in shown(capsys, "report", done, "--compare", tmp_path / "fc", status=1).err
+    shown(capsys, "run", "quadrant-digits/digit/fc/map", "--seed", 1, "--out", tmp_path / "map", "--json")
+    shown(capsys, "report", done, "--compare", tmp_path / "map")
+    text = (done / "report.html").read_text(encoding="utf-8")
+    assert f"map ({tmp_path / 'map'}): its precisions were not learned, those of others were" in text
+    bulk = json.loads((tmp_path / "conv" / "report.json").read_text())
+    for key, value in (("fingerprint", [1.0]), ("fingerprint", None), ("evidence", 3), ("samples", None)):
+        (tmp_path / "conv" / "report.json").write_text(json.dumps(bulk | {key: value}))
+        err = shown(capsys, "report", done, "--compare", tmp_path / "conv", status=1).err
+        assert f"{tmp_path / 'conv'} is of another version or broken" in err
     (tmp_path / "conv" / "report.json").unlink()
     assert "does not say its evidence" in shown(capsys, "report", done, "--compare", tmp_path / "conv", status=1).err
 

@@ -157,12 +157,13 @@ def test_a_layer_without_an_effective_parameter_is_not_judged():
         ([-100.0 + 5 * i for i in range(12)], "still rising"),
         ([-100.0 + 60 * (1 - math.exp(-i)) for i in range(12)], None),
         ([-100.0, -60.0], "still rising"),
+        ([-100.0 + 60 * (1 - math.exp(-i)) + (-1) ** i * 5 for i in range(24)], None),
         ([-60.0 + 0.05 * i for i in range(12)], None),
         ([-50.0 - i for i in range(12)], None),
         ([-50.0], "one step only"),
         ([], None),
     ],
-    ids=["rising", "settled", "two steps", "by less than a nat", "falling", "one step", "none"],
+    ids=["rising", "settled", "two steps", "noisy", "by less than a nat", "falling", "one step", "none"],
 )
 def test_an_evidence_that_still_rose_is_cautioned_of(values, word):
     history = [{"epoch": e, "loss": 1.0} | ({"log_evidence": v} if e % 2 else {}) for v in values for e in (1, 2)]

@@ -48,47 +48,37 @@ def _named(result: Mapping[str, Any]) -> str:
 def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
     """The evidence of several runs on the same data, as ``alternatives`` gives it."""
     loaded = {str(one): load(one) for one in (run, *others)}
+    rows, sums, kinds = [], {}, {}
     for name, found in loaded.items():
         with of_this_version(File(name)):
-            evidence = (found.get("evidence") or {}).get("log_evidence")
-            if evidence is None or not (found.get("samples") and found.get("fingerprint") and found.get("likelihood")):
+            if not all(found.get(key) for key in ("evidence", "samples", "fingerprint", "likelihood")):
                 raise LookupError("it does not say its evidence, or of which data")
-    _refuse_other_data(loaded)
-    rows = []
-    for name, found in loaded.items():
-        evidence = found["evidence"]["log_evidence"]
-        rows.append(
-            {
-                "name": f"{_named(found) or found['title']} ({name})",
-                "log_evidence": evidence,
-                "warnings": list(_unlike(found, loaded)),
-            }
-        )
-    return ranked(rows)
-
-
-def _refuse_other_data(loaded: Mapping[str, Mapping[str, Any]]) -> None:
-    (first, one), *others = loaded.items()
-    for name, other in others:
-        if any(one[key] != other[key] for key in ("likelihood", "samples")):
-            what = "; ".join(f"{n}: {r['samples']} samples, {r['likelihood']}" for n, r in ((first, one), (name, other)))
-            raise ValueError(f"evidence can be compared only on the same data, by one likelihood: {what}")
-        if not alike(*(torch.tensor(r["fingerprint"], dtype=torch.float64) for r in (one, other))):
+            sums[name] = torch.tensor(found["fingerprint"], dtype=torch.float64).reshape(5)
+            kinds[name] = (found.get("schedule") or {}).get("step"), found["evidence"].get("bound_of")
+            title = f"{_named(found) or found['title']} ({name})"
+            rows.append({"name": title, "log_evidence": float(found["evidence"]["log_evidence"])})
+    first, *rest = loaded
+    for name in rest:
+        if any(loaded[first][key] != loaded[name][key] for key in ("likelihood", "samples")) or not alike(
+            sums[first], sums[name]
+        ):
+            what = "; ".join(f"{n}: {loaded[n]['samples']} samples, {loaded[n]['likelihood']}" for n in (first, name))
             raise ValueError(
-                f"evidence can be compared only on the same data, but {first} and {name} had other images, sizes or labels"
+                "evidence can be compared only on the same data, with the same images, sizes and labels, by one likelihood, which these "
+                f"are not: {what}"
             )
+    return ranked(
+        [row | {"warnings": list(_unlike(kinds[name], kinds.values()))} for name, row in zip(loaded, rows, strict=True)]
+    )
 
 
-def _unlike(found: Mapping[str, Any], loaded: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What sets the evidence of a run apart from that of others."""
-
-    def differs(part: str, key: str) -> bool:
-        return len({repr((other.get(part) or {}).get(key)) for other in loaded.values()}) > 1
-
-    if differs("schedule", "step") and found["schedule"].get("step") == "none":
+def _unlike(own: tuple[Any, Any], kinds: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    """What sets the evidence of a run apart from that of others: how precisions were learned, and what it is a bound of."""
+    steps, bounds = (set(values) for values in zip(*kinds, strict=True))
+    if own[0] == "none" and len(steps) > 1:
         yield "its precisions were not learned, those of others were: it may be its prior that is compared"
-    if differs("evidence", "bound_of") and found["evidence"].get("bound_of"):
-        yield f"its value is a lower bound of {found['evidence']['bound_of']}, that of others is an estimate"
+    if own[1] and len(bounds) > 1:
+        yield f"its value is a lower bound of {own[1]}, that of others is an estimate"
 
 
 def _key(value: Any, key: str) -> bool:

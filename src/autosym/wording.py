@@ -14,7 +14,9 @@ from typing import Any
 
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
 FEWEST = 1.0  # effective parameters of a layer that can be judged
-RISING = 0.05  # of the whole rise of the evidence: more than that in the last quarter of its steps is not settled
+RISING = (
+    0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
+)
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
 
@@ -52,11 +54,13 @@ def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     if len(values) == 1:
         return ["Precisions were learned in one step only: train longer before you rely on the shares."]
-    late = values[-1] - values[min(len(values) - 2, 3 * len(values) // 4)]
-    if late <= max(1.0, RISING * (values[-1] - min(values))):
+    late = values[-max(2, len(values) // 4) :]
+    half = len(late) // 2  # means, as each value is of sampled curvature
+    rise = sum(late[half:]) / (len(late) - half) - sum(late[:half]) / half
+    if rise <= max(1.0, RISING * (max(values) - min(values))):
         return []
     return [
-        f"The evidence was still rising when precisions were learned for the last time, by {late:.3g} nats over the last of its "
+        f"The evidence was still rising when precisions were learned for the last time, by {rise:.3g} nats over the last of its "
         "steps: train longer before you rely on the shares."
     ]
 
