@@ -68,7 +68,12 @@ def equivariance_error(
     Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
     on the pixel grid, except for groups that interpolate (C8).
     """
-    x = next(batches(data, samples))[0][:samples]
+    x = next((x[:samples] for x, _ in batches(data, samples)), None)
+    if x is None:
+        raise ValueError("the data are empty: no batch held a sample")
+    if not torch.isfinite(x).all():
+        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
+        raise ValueError(f"the inputs are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
     x = x.to(next(model.parameters(), x))
     was = {module: module.training for module in model.modules()}
     model.eval()
