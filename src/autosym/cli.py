@@ -24,7 +24,7 @@ from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, quadrant_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
-from autosym.report import print_table, write_page
+from autosym.report import print_table, write_run
 
 EXPERIMENTS: dict[str, Any] = {"quadrant-digits": quadrant_digits, "group-digits": group_digits}
 TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nautosym: interrupted{_how_to_go_on(arguments)}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError, processes.Lost) as error:
+    except (ValueError, OSError, ImportError, MemoryError, processes.Lost) as error:
         print(f"autosym: {error}", file=sys.stderr)
         return 1
     return 0
@@ -288,7 +288,7 @@ def _run(
 def _page(run: Path) -> str:
     """Write report.html beside a result if jinja2 is there; says what became of it."""
     try:
-        return f"Report: {write_page(findings.load(run), run / 'report.html')}"
+        return f"Report: {write_run(run, run / 'report.html')}"
     except ImportError as error:
         return f"No report: {error}; then `autosym report {run}`"
 
@@ -301,12 +301,9 @@ def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, 
         out: the file to write, or its folder (report.html beside the result by default).
         compare: other runs on the same data, whose evidence is shown beside this one's.
     """
-    contents = findings.load(run)
-    if compare:
-        contents["compare"] = findings.compare_runs(run, compare)
     path = out or (run if run.is_dir() else run.parent)
     path = path / "report.html" if path.is_dir() else path
-    print(f"Written: {write_page(contents, path)}")
+    print(f"Written: {write_run(run, path, compare)}")
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
@@ -333,7 +330,9 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")
-    summary = json_format.loads(results.read_text())
+    summary = findings.read_json(results)
+    if not isinstance(summary, dict) or not {"rows", "symmetry", "comparison"} <= set(summary):
+        raise ValueError(f"{results} is not the summary that `autosym demo` writes: run it again, or name another by --results")
     if json:
         print(json_format.dumps({"rows": summary["rows"]}))
     else:

@@ -262,7 +262,7 @@ def load(run: File) -> dict[str, Any]:
     folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist: name the folder of a run (by `autosym run NAME`), or its result.json")
-    result = _read(file)
+    result = read_json(file)
     if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
         several = " It is the summary of several runs, which `autosym table` shows." if _key(result, "rows") else ""
         raise ValueError(
@@ -273,7 +273,7 @@ def load(run: File) -> dict[str, Any]:
         raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
     more: dict[str, Any] = {}
     if run.is_dir() and (folder / "report.json").exists():
-        more = _read(folder / "report.json")
+        more = read_json(folder / "report.json")
     elif run.is_dir() and (folder / "history.jsonl").exists():
         more = {"history": thinned(_read_lines(folder / "history.jsonl"))}
     if not isinstance(more, dict):
@@ -287,10 +287,11 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
     loaded = {str(one): load(one) for one in (run, *others)}
     rows, seen = [], {}
     for name, found in loaded.items():
-        evidence = (found.get("evidence") or {}).get("log_evidence")
-        if evidence is None or not found.get("samples"):
+        record, config = (found[key] if isinstance(found.get(key), dict) else {} for key in ("evidence", "config"))
+        evidence = record.get("log_evidence")
+        if not isinstance(evidence, float) or not found.get("samples"):
             raise ValueError(f"{name} does not say its evidence (its report.json is missing or older): run it again to compare")
-        seen[name] = (found["samples"], (found.get("config") or {}).get("task"), (found.get("config") or {}).get("seed"))
+        seen[name] = (str(found["samples"]), str(config.get("task")), str(config.get("seed")))
         rows.append({"name": found["title"], "log_evidence": evidence, "probability": None})
     if len(set(seen.values())) > 1:
         what = "; ".join(f"{name}: {n} samples, task {task}, seed {seed}" for name, (n, task, seed) in seen.items())
@@ -302,18 +303,22 @@ def _key(value: Any, key: str) -> bool:
     return isinstance(value, dict) and key in value
 
 
-def _read(file: File) -> Any:
+def read_json(file: File) -> Any:
+    """What a file of JSON holds; a ValueError that names it where it is none."""
     try:
         return json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error
 
 
 def _read_lines(file: File) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON lines ({error}): it may have been cut off; run it again") from error
+    if not all(isinstance(line, dict) and isinstance(line.get("epoch"), int) for line in lines):
+        raise ValueError(f"{file} is not a history, whose every line is of an epoch: run it again")
+    return lines
 
 
 # ---- plain data

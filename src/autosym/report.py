@@ -108,6 +108,23 @@ def write(fit: "Fit", path: File, data: Any = None, **options: Any) -> File:
     return write_page(findings.contents(fit, data, **options), path)
 
 
+def write_run(run: File, path: File, compare: Sequence[File] = ()) -> File:
+    """The page of the files of a run, beside the evidence of others; what cannot be drawn of them is an error that names it."""
+    from autosym import findings
+
+    contents = findings.load(run)
+    if compare:
+        contents["compare"] = findings.compare_runs(run, compare)
+    try:
+        return write_page(contents, path)
+    except (ImportError, OSError):
+        raise
+    except Exception as error:  # of the page, whatever a changed file holds in the place of a number or a list
+        raise ValueError(
+            f"{run} holds something that no run writes ({type(error).__name__}: {error}), so its report cannot be drawn: run it again"
+        ) from error
+
+
 def write_page(contents: Mapping[str, Any], path: File) -> File:
     """The page of ``contents``, whole or not at all."""
     from autosym import page

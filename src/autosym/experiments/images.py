@@ -1,6 +1,5 @@
 """What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autosym import data, nets, processes
+from autosym import data, findings, nets, processes
 from autosym.experiments.running import METHODS, train_and_measure, write
 from autosym.report import draw_precisions, draw_shares, print_table
 from autosym.training import Schedule
@@ -151,7 +150,7 @@ def _found(table: str, results: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of a table by name of run, in the order of their seeds."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
-        result = json.loads(path.read_text())
+        result = findings.read_json(path)
         if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
             found.setdefault(Run(**result["config"]).name, []).append(result)
     return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
