@@ -38,7 +38,7 @@ class Categorical(nn.Module):
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
             raise ValueError(
                 f"labels run from {int(targets.min())} to {int(targets.max())}, but the model has {outputs} outputs, "
-                f"so they must lie in 0..{outputs - 1}"
+                f"so they must lie in 0..{outputs - 1}: number them from 0, or give the model more outputs"
             )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:

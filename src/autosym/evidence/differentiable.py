@@ -54,11 +54,8 @@ def gradient(
     count = at.samples if subset is None else subset
     used, signs = choose(subset, size_of(data), seed), Signs(seed)
     against = _Against(at, prior, device, 1 / count, at.samples / count)
-    limit, seen, shown = (
-        0,
-        torch.zeros((), dtype=torch.float64, device=device),
-        torch.zeros(5, dtype=torch.float64, device=device),
-    )
+    limit, seen = 0, torch.zeros((), dtype=torch.float64, device=device)
+    shown = torch.zeros(5, dtype=torch.float64, device=device)
     parts = shares(data)
     batch_size = (1024 if device.type == "cuda" else 256) if batch_size is None else batch_size
     with processes.agreeing(), torch.enable_grad(), Tape(sites(model), against.see, graph=True) as tape:
