@@ -11,7 +11,7 @@ import torch
 import autosym
 import workers
 from autosym import processes
-from autosym.batching import numbered
+from autosym.batching import Numbered
 
 pytestmark = pytest.mark.distributed
 
@@ -53,12 +53,42 @@ def test_a_loader_that_is_already_divided(tmp_path):
         close(found, workers.sharded_fit(), 1e-3)  # of the samples of a batch others are in it
 
 
-def test_an_error_in_one_process_is_one_in_all(tmp_path):
-    own, other = workers.run("one_bad_label", 2, tmp_path)[::-1]
-    assert "7" in own["error"]
-    assert other["error"] == f"in process 1 of 2: {own['error']}"
+@pytest.mark.fault(24)
+def test_an_error_in_one_process_of_an_evidence_pass_is_one_in_all(tmp_path):
+    other, own = workers.run("faulty_evidence", 2, tmp_path)
+    assert "labels run from 0 to 7" in own["label"]
+    assert "not finite (NaN or Inf) in rows [0]" in own["nan"]
+    for kind in ("label", "nan"):
+        assert other[kind] == own[kind].replace("ValueError: ", "ValueError: in process 1 of 2: ")
+    assert "process 1 was shown 42 samples, all 2 together 78" in own["extra batch"]
+    assert "process 0 was shown 36 samples, all 2 together 78" in other["extra batch"]
+    assert own["mended"] is other["mended"] is None, "the processes are still together"
 
 
+@pytest.mark.fault(24)
+def test_an_extra_batch_in_one_process_ends_a_fit_at_the_end_of_the_epoch(tmp_path):
+    """Without a word the steps of one epoch would go with those of the next, or the processes wait for each other for ever."""
+    first, last = (result["error"] for result in workers.run("extra_batch", 2, tmp_path))
+    assert "process 0 is at the end of its epoch, where 1 more have a batch left: give all processes as many batches" in first
+    assert last.startswith("Lost: another process of this run has ended")
+
+
+@pytest.mark.fault(24)
+def test_a_nan_in_one_process_ends_a_fit_in_all(tmp_path):
+    first, last = (result["error"] for result in workers.run("one_nan", 2, tmp_path))
+    assert last.startswith("ValueError: the inputs of a batch of epoch 1 are not finite (NaN or Inf) in rows [2]")
+    assert first.startswith("Lost: another process of this run has ended")
+    assert "see its own message above" in first
+
+
+@pytest.mark.fault(24)
+def test_a_process_killed_in_an_evidence_pass_ends_it_with_a_word(tmp_path):
+    first, last = workers.run("killed_in_evidence", 2, tmp_path)
+    assert last is None
+    assert first["error"].startswith("Lost: another process of this run has ended")
+
+
+@pytest.mark.fault(24)
 def test_a_killed_process_ends_the_run_with_a_word_and_a_checkpoint_to_resume_from(tmp_path):
     first, last = workers.run("killed", 2, tmp_path, str(tmp_path))
     assert last is None
@@ -106,7 +136,7 @@ def test_work_is_shared_out_by_cost(monkeypatch):
 def test_every_sample_is_in_one_part_under_its_own_number(parts, as_batches):
     x, y = torch.arange(11.0)[:, None], torch.arange(11)
     data = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 11, 4)] if as_batches else (x, y)
-    shown = [batch for part in range(parts) for batch in numbered(data, 2, part, parts)]
+    shown = [batch for part in range(parts) for batch in Numbered(data, 2, part, parts)]
     assert sorted(torch.cat([places for *_, places in shown]).tolist()) == list(range(11))
     for inputs, targets, places in shown:
         assert inputs[:, 0].tolist() == targets.tolist() == places.tolist()

@@ -86,15 +86,56 @@ def sharded_fit():
     return {"losses": [line["loss"] for line in fit.history], "precision": list(fit.prior.precision().values())}
 
 
-def one_bad_label():
-    """In the part of the last process only."""
-    net, x, y = problem()
-    y[dist.get_world_size() - 1] = 7
+def last():
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+def batched(x, y, size=6):
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+def message(work, *arguments, **options):
+    """What an error says; None where there is none."""
     try:
-        laplace.at(net, (x, y))
-    except ValueError as error:
-        return {"error": str(error)}
-    return {"error": None}
+        work(*arguments, **options)
+    except (ValueError, autosym.processes.Lost) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def faulty_evidence():
+    """What is wrong is in the last process only."""
+    net, x, y = problem(36)
+    wrong_label, not_finite, data = y.clone(), x.clone(), batched(x, y)
+    if last():
+        wrong_label[1], not_finite[1] = 7, torch.nan
+        data.append(data[0])
+    return {
+        "label": message(laplace.at, net, (x, wrong_label)),
+        "nan": message(laplace.at, net, (not_finite, y)),
+        "extra batch": message(laplace.at, net, data),
+        "mended": message(laplace.at, net, (x, y)),
+    }
+
+
+def extra_batch():
+    net, x, y = problem(36)
+    return {"error": message(autosym.fit, net, batched(x, y) + batched(x, y)[:1] * last(), epochs=3, burn_in=0)}
+
+
+def one_nan():
+    """In a batch of the last process, where others are already waiting for its gradient."""
+    net, x, y = problem(36)
+    x[20] = torch.nan if last() else 0.0
+    return {"error": message(autosym.fit, net, batched(x, y), epochs=3)}
+
+
+def killed_in_evidence():
+    """The last process ends without a word, while the others wait for its sums."""
+    net, x, y = problem()
+    if last():
+        net.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    return {"error": message(laplace.at, net, (x, y))}
 
 
 def killed(folder):
@@ -103,20 +144,17 @@ def killed(folder):
 
     def augment(x, generator):
         augment.calls += 1
-        if augment.calls == 2 and dist.get_rank() == dist.get_world_size() - 1:
+        if augment.calls == 2 and last():
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
     augment.calls = 0
-    path = f"{folder}/run.safetensors"
-    try:
-        autosym.fit(net, (x, y), epochs=50, batch_size=9, augment=augment, checkpoint=path, checkpoint_seconds=0)
-    except autosym.processes.Lost as error:
-        return {"error": str(error)}
-    return {"error": None}
+    options = {"checkpoint": f"{folder}/run.safetensors", "checkpoint_seconds": 0}
+    return {"error": message(autosym.fit, net, (x, y), epochs=50, batch_size=9, augment=augment, **options)}
 
 
-JOBS = {job.__name__: job for job in (evidence, wrapped, fitted, sharded_fit, one_bad_label, killed)}
+FAULTY = (faulty_evidence, extra_batch, one_nan, killed_in_evidence, killed)
+JOBS = {job.__name__: job for job in (evidence, wrapped, fitted, sharded_fit, *FAULTY)}
 
 
 def _work(rank, parts, folder, name, arguments):

@@ -24,6 +24,7 @@ from autosym.training import Schedule, fit
 
 WEIGHT_STEPS = 1500  # of training, at least
 LARGEST = 32  # pixels of a side, where no size was asked for
+LARGEST_SIDE = 4096  # that a result can ask for
 
 Pair = tuple[Tensor, Tensor]
 
@@ -246,5 +247,17 @@ def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
             f"{kept} is after {len(state['lines'])} of {epochs} epochs: go on by autosym fit --resume, or run it again"
         )
     own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    try:
+        with torch.device("meta"):  # without memory, as the file may ask for any size
+            shapes = {name: t.shape for name, t in nets.build(**result["network"]).state_dict().items()}
+        if shapes != {name: tensor.shape for name, tensor in own.items()}:
+            raise ValueError(f"its network is not that of {kept}")
+        network = nets.build(**result["network"])
+        preprocessing = {key: [float(value) for value in result["preprocessing"][key]] for key in ("size", "mean", "std")}
+        size = preprocessing["size"] = [int(side) for side in preprocessing["size"]]
+        if len(size) != 2 or not all(1 <= side <= LARGEST_SIDE for side in size):
+            raise ValueError(f"images cannot be resized to {size}")
+    except (ValueError, TypeError, KeyError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{path} does not hold what autosym fit writes ({error}): run it again") from error
     checkpoint.load_into(network.state_dict(), own, kept)
     return network, {"size": (height, width), "mean": mean, "std": std}

@@ -50,20 +50,24 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
             yield inputs, targets
 
 
-def numbered(data: Data, batch_size: int, part: int = 0, parts: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+class Numbered:
     """(inputs, targets, their places among all samples), in order, of every ``parts``-th sample from ``part`` on.
 
     A loader that shows every process another part, padded by repeating samples, is read as its dataset: each sample counts once.
+    ``seen`` counts all samples that were read, those of other parts too.
     """
-    if parts > 1 and is_sharded(data):
-        data = data.dataset  # type: ignore[union-attr]
-    seen = 0
-    for x, y in batches(data, parts * batch_size):
-        own = slice((part - seen) % parts, None, parts)
-        places = torch.arange(seen, seen + len(x))[own]
-        seen += len(x)
-        if len(places):
-            yield x[own], y[own], places
+
+    def __init__(self, data: Data, batch_size: int, part: int = 0, parts: int = 1):
+        self.data = data.dataset if parts > 1 and is_sharded(data) else data  # type: ignore[union-attr]
+        self.batch_size, self.part, self.parts, self.seen = batch_size, part, parts, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for x, y in batches(self.data, self.parts * self.batch_size):
+            own = slice((self.part - self.seen) % self.parts, None, self.parts)
+            places = torch.arange(self.seen, self.seen + len(x))[own]
+            self.seen += len(x)
+            if len(places):
+                yield x[own], y[own], places
 
 
 def is_sharded(data: Data) -> bool:
@@ -106,13 +110,13 @@ def check_loader(data: Data, allow_partial: bool = False) -> None:
     if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
         raise ValueError(
             f"the loader's sampler ({type(sampler).__name__}) draws with replacement, so it repeats some samples and skips "
-            "others: use one that shows each once, or allow_partial=True for the evidence of the samples drawn"
+            "others: use one that shows each once; to train with it, give fit the same samples without it as evidence_data"
         )
     left = 1 if size is None else size % (getattr(data, "batch_size", None) or 1)
     if getattr(data, "drop_last", False) and left:
         raise ValueError(
-            "the loader has drop_last=True, so samples will be missing from the evidence: set drop_last=False (in fit, give such "
-            "a loader as evidence_data), or allow_partial=True for the evidence of the samples seen"
+            "the loader has drop_last=True, so samples will be missing from the evidence: set drop_last=False; to train with it, give "
+            "fit the same samples without it as evidence_data; log_evidence takes allow_partial=True for those seen"
         )
 
 
@@ -124,7 +128,7 @@ def check_seen(seen: int, data: Data, allow_partial: bool = False) -> None:
     if size is not None and seen != size and not allow_partial:
         raise ValueError(
             f"the loader showed {seen} of the {size} samples of its dataset (drop_last, or a sampler?): the evidence would be "
-            "that of other data; set drop_last=False, or allow_partial=True for the evidence of the samples seen"
+            "that of other data; set drop_last=False and show each once, or (log_evidence) allow_partial=True for those seen"
         )
 
 

@@ -50,7 +50,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file."""
+    """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file.
+
+    Nothing is allocated before the header has been compared with the size of the file.
+    """
     with open(path, "rb") as file:
         start = file.read(9)  # of safetensors: the length of the header, whose first byte may be any, and the header's brace
     if start[8:] != b"{" and (start[:1] == b"\x80" or start[:4] == b"PK\x03\x04"):
@@ -60,17 +63,26 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
                 raise ValueError(f"{path} is a safetensors file, but not a checkpoint of autosym")
-            if int(header["version"]) > VERSION:
-                raise ValueError(
-                    f"{path} is of version {header['version']}, newer than this autosym reads ({VERSION}): upgrade autosym"
-                )
-            if int(header["version"]) < VERSION:
-                raise ValueError(
-                    f"{path} was written by an older autosym (version {header['version']}, this is {VERSION}): start anew"
-                )
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["state"])  # noqa: SIM118
+            version = header.get("version", "")
+            if not version.isdecimal():
+                raise ValueError(f"{path} is damaged, as its version is {version!r}: use an earlier one, or start anew")
+            if int(version) > VERSION:
+                raise ValueError(f"{path} is of version {version}, newer than this autosym reads ({VERSION}): upgrade autosym")
+            if int(version) < VERSION:
+                raise ValueError(f"{path} was written by an older autosym (version {version}, this is {VERSION}): start anew")
+            return {name: file.get_tensor(name) for name in file.keys()}, _state(path, header.get("state", ""))  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or not a checkpoint ({error}): use an earlier one, or start anew") from error
+
+
+def _state(path: Path, text: str) -> dict[str, Any]:
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, as its state is not JSON ({error}): use an earlier one, or start anew") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is damaged, as its state is a {type(state).__name__}: use an earlier one, or start anew")
+    return state
 
 
 def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -112,6 +124,11 @@ class State:
     def read(self, path: Path) -> list[dict[str, Any]]:
         """Go back to a state that was written; returns its history."""
         tensors, state = read(path)
+        generators = {**self._generators(), "global": torch.default_generator}
+        lacking = [key for key in ("config", "lines", "mixture_bound") if key not in state]
+        lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
+        if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
+            raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
@@ -120,9 +137,11 @@ class State:
         device = self.weights.lr.device
         self.prior.scales = {n.removeprefix("scales/"): t.to(device) for n, t in tensors.items() if n.startswith("scales/")}
         self.prior.mixture_bound = state["mixture_bound"]
-        for name, generator in self._generators().items():
-            generator.set_state(tensors[f"generator/{name}"])
-        torch.set_rng_state(tensors["generator/global"])
+        try:
+            for name, generator in generators.items():
+                generator.set_state(tensors[f"generator/{name}"])
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: its state of a random generator is none ({error}); start anew") from error
         return state["lines"]
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autosym import curvature
 from autosym.batching import Data, batches, to_model
-from autosym.curvature import _fingerprint
 from autosym.paths import FactoredOut, GroupConv, Path
 from autosym.priors import Prior
 from autosym.sites import sites
@@ -149,7 +149,7 @@ def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
     for x, y in batches(data, 256):
         x, y = to_model(x, y, fitted.model, "the data")
-        samples, fingerprint = samples + len(x), fingerprint + _fingerprint(x, y).cpu()
+        samples, fingerprint = samples + len(x), fingerprint + curvature.fingerprint(x, y).cpu()
         with torch.enable_grad():
             loss = fitted.likelihood.loss(fitted.model(x), y)
         for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):

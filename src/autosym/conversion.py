@@ -88,7 +88,8 @@ def relax(
         )
     if not torch.isfinite(seen.outputs).all():
         raise ValueError(
-            "the outputs of the model on the example are not finite (NaN or Inf): mend the example, or the weights"
+            f"the outputs of the model on the example are not finite (NaN or Inf): they overflow {seen.outputs.dtype}; rescale the "
+            "inputs, or use the model in float64"
         )
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
@@ -120,6 +121,8 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
         raise TypeError(
             f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
         )
+    if not torch.isfinite(example).all():
+        raise ValueError("example holds NaN or Inf: take a few sound samples of the model's inputs, (B, ...)")
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())
@@ -145,6 +148,8 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
             full = f"{name}.{part}".lstrip(".")
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
+            if not torch.isfinite(parameter).all():
+                raise ValueError(f"{full} holds values that are not finite (NaN or Inf): load or initialise it anew")
             if owners.setdefault(id(parameter), full) != full and parameter.requires_grad:
                 raise ValueError(
                     f"{full} and {owners[id(parameter)]} are the same parameter: untie them, or freeze it by requires_grad_(False)"

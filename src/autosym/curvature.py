@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from autosym import processes
-from autosym.batching import Data, check_loader, check_seen, numbered, size_of, to_model
+from autosym.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
 from autosym.likelihoods import Likelihood
 from autosym.paths import Path, add_gram, gram, mirrored
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
@@ -36,7 +36,7 @@ class Factors:
 class Curvature:
     """Factors of every path, the data's part of the log-likelihood, and the true counts of samples and outputs.
 
-    ``fingerprint`` tells data apart, whatever their order and batches (see ``_fingerprint``); None where it was not taken.
+    ``fingerprint`` tells data apart, whatever their order and batches (see ``fingerprint``); None where it was not taken.
     """
 
     factors: dict[str, Factors]
@@ -106,18 +106,19 @@ def kfac(
     tape = Tape(sites(model, expand_bias), sums.add_inputs)
     device = next(model.parameters()).device
     statistic = torch.zeros((), dtype=torch.float64, device=device)
-    fingerprint = torch.zeros(5, dtype=torch.float64, device=device)
+    shown = torch.zeros(5, dtype=torch.float64, device=device)
     samples = outputs = limit = 0
     parts = shares(data)
     batch_size = (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size
+    stream = Numbered(data, batch_size, processes.rank() % parts, parts)
     with processes.agreeing(), tape, torch.enable_grad():
-        for x, y, places in numbered(data, batch_size, processes.rank() % parts, parts):
+        for x, y, places in stream:
             x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
             if not samples:
                 limit = max(1, int(min(budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
             mask = None if used is None else used[places % len(used)]
             samples += len(x)
-            fingerprint += _fingerprint(x, y)
+            shown += fingerprint(x, y)
             for x_part, y_part, record, rows in split(x, y, mask, limit):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
                 likelihood.check(f.shape[1], y_part)
@@ -134,15 +135,20 @@ def kfac(
         if not samples and parts > 1:
             raise ValueError(f"no sample is left for process {processes.rank()} of {parts}: use fewer processes")
     if parts > 1:
-        samples = sums.add_up(samples, statistic, fingerprint)
+        samples = sums.add_up(samples, stream.seen, statistic, shown)
     check_seen(samples, data, allow_partial)
     factors = sums.factors((site.name for site in tape.sites), samples, share_blocks)
-    return Curvature(factors, statistic.cpu(), samples, outputs, fingerprint.cpu())
+    return Curvature(factors, statistic.cpu(), samples, outputs, shown.cpu())
 
 
-def _fingerprint(x: Tensor, y: Tensor) -> Tensor:
-    """Sums over samples that tell data sets apart: of targets y and y^2, of inputs x and x^2, and of x y; x is a sample's mean."""
-    mean = x.detach().flatten(1).mean(1, dtype=torch.float64)
+def fingerprint(x: Tensor, y: Tensor) -> Tensor:
+    """Sums over samples that tell data sets apart: of targets y and y^2, of inputs x and x^2, and of x y.
+
+    x is a sample's mean, weighted by place: a flip of the image changes it too.
+    """
+    flat = x.detach().flatten(1)
+    weights = (1 + torch.arange(flat.shape[1], dtype=torch.float64, device=x.device).cos()) / flat.shape[1]
+    mean = torch.cat([part.double() @ weights for part in flat.split(max(1, 2**22 // flat.shape[1]))])
     target = y.detach().double().reshape(len(y), -1)
     parts = (target.sum(), target.square().sum(), mean.sum(), mean.square().sum(), (mean * target.sum(1)).sum())
     return torch.stack(parts)
@@ -168,11 +174,16 @@ class _Sums:
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
-    def add_up(self, samples: int, *others: Tensor) -> int:
-        """Sums and counts of all processes, in place; returns the number of samples."""
-        counts = torch.tensor([samples, self.used], dtype=torch.float64, device=others[0].device)
+    def add_up(self, samples: int, seen: int, *others: Tensor) -> int:
+        """Sums and counts of all processes, which have ``seen`` the same samples, in place; returns the number of samples."""
+        counts = torch.tensor([samples, self.used, seen], dtype=torch.float64, device=others[0].device)
         processes.add(counts, *others, *self.A.values(), *self.G.values())
-        samples, self.used = (int(n) for n in counts)
+        samples, self.used, total = (int(n) for n in counts)
+        if total != processes.count() * seen:
+            raise ValueError(
+                f"process {processes.rank()} was shown {seen} samples, all {processes.count()} together {total}: not as many in each (an "
+                "extra batch in one?); give all processes the same data, of which each takes its part"
+            )
         return samples
 
     def factors(self, names: Iterable[str], samples: int, share_blocks: bool) -> dict[str, Factors]:
@@ -193,8 +204,8 @@ class _Sums:
             for letter, factor in (("A", A), ("G", G)):
                 if not torch.isfinite(factor).all():
                     raise ValueError(
-                        f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, or pass "
-                        "dtype=torch.float64"
+                        f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
+                        "or pass dtype=torch.float64 to log_evidence"
                     )
             factors[name] = Factors(A, G)
         return factors

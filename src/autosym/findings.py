@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym import curvature
 from autosym.averaging import Symmetrised, described
 from autosym.batching import Data, batches, to_model
 from autosym.comparison import Comparison, alike, judged, probabilities
-from autosym.curvature import _fingerprint
 from autosym.equivariance import equivariance_error
 from autosym.evidence import Evidence
 from autosym.groups import GROUPS, Group
@@ -101,7 +101,7 @@ def _as_list(fingerprint: Tensor | None) -> list[float] | None:
 
 def _kind(fit: Fit, data: Data) -> str:
     """Whether these are the training data."""
-    sums = [_fingerprint(*to_model(x, y, fit.model, "the report's data")).cpu() for x, y in batches(data, 1000)]
+    sums = [curvature.fingerprint(*to_model(x, y, fit.model, "the report's data")).cpu() for x, y in batches(data, 1000)]
     own = fit.estimate.fingerprint
     return "training" if sums and own is not None and alike(torch.stack(sums).sum(0), own) else "given"
 

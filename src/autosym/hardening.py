@@ -234,6 +234,11 @@ class _Outputs:
         self.targets = torch.cat([y for _, y in self.batches])
         self.likelihood = likelihood or (Gaussian() if self.targets.is_floating_point() else Categorical())
         self.before = self.of(model)
+        if not torch.isfinite(self.before.norm()):
+            raise ValueError(
+                "the outputs of the model on the data are not finite, or overflow, so no change of them can be measured: look at its "
+                "weights, or rescale the inputs"
+            )
         self.likelihood.check(self.before.shape[1], self.targets)
         spread = (self.before - self.before.mean(0)).norm()
         self.spread = spread if spread > 0 else self.before.norm()

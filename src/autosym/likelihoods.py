@@ -30,14 +30,15 @@ class Categorical(nn.Module):
             )
         if targets.is_floating_point() or targets.dim() != 1:
             kind = "one-hot or probabilities" if targets.shape[1:] == (outputs,) else "not class indices"
+            shape = ", ".join(map(str, ("N", *targets.shape[1:])))  # fit looks at a few of them first
             raise ValueError(
-                f"targets of shape {tuple(targets.shape)} and type {targets.dtype} are {kind}: the categorical "
+                f"targets of shape ({shape}) and type {targets.dtype} are {kind}: the categorical "
                 "likelihood takes integer class indices of shape (N,); use targets.argmax(1), or likelihood='gaussian'"
             )
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
             raise ValueError(
                 f"labels run from {int(targets.min())} to {int(targets.max())}, but the model has {outputs} outputs, "
-                f"so they must lie in 0..{outputs - 1}"
+                f"so they must lie in 0..{outputs - 1}: number them from 0, or give the model more outputs"
             )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:

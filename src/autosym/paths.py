@@ -226,6 +226,8 @@ class FactoredIn(Path):
         return g.mT[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
+        if math.prod(x.shape[2:]) != self.weight.shape[2] or x.shape[1] != self.weight.shape[0]:
+            raise ValueError(f"this factored layer is of maps {('B', *self.in_shape)}, got {tuple(x.shape)}: resize the inputs")
         return (x.flatten(2).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
 
 

@@ -6,6 +6,7 @@ was done to the images (a grey one beside coloured ones, a file passed over) is 
 
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MOST_BYTES = 32 * 2**30  # of all images as floats
 MOST_PIXELS = 2**26  # of one file
+MOST_DEFLATED = 1032  # bytes that one byte of a zip file can stand for
 CHUNK = 4096
 
 
@@ -82,9 +84,10 @@ def _read_npz(path: Path, classes: int | None) -> Pictures:
     if labels_dtype.kind not in "iub":
         hint = ": store class indices, labels.astype(int)" if labels_dtype.kind == "f" else ": store class indices as integers"
         raise ValueError(f"{path}: {label_key} are {labels_dtype}, not integers{hint}")
-    with np.load(path, allow_pickle=False) as arrays:
-        images = _as_floats(path, image_key, arrays[image_key])
-        labels = torch.from_numpy(arrays[label_key].reshape(-1).astype(np.int64))
+    with _whole(path), np.load(path, allow_pickle=False) as arrays:
+        pixels, classes_of = arrays[image_key], arrays[label_key]
+    images = _as_floats(path, image_key, pixels)
+    labels = torch.from_numpy(classes_of.reshape(-1).astype(np.int64))
     return _with_classes(path, label_key, images, labels, classes)
 
 
@@ -110,26 +113,43 @@ def _with_classes(path: Path, key: str, images: Tensor, labels: Tensor, classes:
 def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of every array, from the headers alone; arrays of objects are pickles, and refused."""
     shapes = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    version = np.lib.format.read_magic(file)
-                    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                    shape, _, dtype = header(file)
-                if dtype.hasobject:
-                    raise TypeError(name)
-                if math.prod(shape) * dtype.itemsize > archive.getinfo(name).file_size:
-                    raise ValueError(f"{name} says that it is {shape}, more than it holds")
-                shapes[name.removesuffix(".npy")] = shape, dtype
-    except TypeError as error:
+    objects = None
+    with _whole(path), zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                version = np.lib.format.read_magic(file)
+                header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = header(file)
+            objects = name if dtype.hasobject else objects
+            entry = archive.getinfo(name)
+            held = min(entry.file_size, MOST_DEFLATED * min(entry.compress_size, path.stat().st_size))
+            if math.prod(shape) * dtype.itemsize > held:
+                raise ValueError(f"{name} says that it is {shape}, more than it holds")
+            shapes[name.removesuffix(".npy")] = shape, dtype
+    if objects is not None:
         raise ValueError(
-            f"{path}: {error} is an array of objects, which is a pickle and can run any code when it is read: it is refused; store "
+            f"{path}: {objects} is an array of objects, which is a pickle and can run any code when it is read: it is refused; store "
             "images of one size as one array of numbers"
-        ) from error
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise ValueError(f"{path} is not a whole .npz file ({error}): write it by numpy.savez") from error
+        )
     return shapes
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Whatever the readers of zip and npy stumble over names the file."""
+    try:
+        yield
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        EOFError,
+        OSError,
+        TypeError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        raise ValueError(f"{path} is not a whole .npz file ({error}): write it by numpy.savez") from error
 
 
 def _key(path: Path, shapes: dict[str, Any], keys: Sequence[str]) -> str:

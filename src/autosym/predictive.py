@@ -47,8 +47,11 @@ def predictive(
     if link not in ("probit", "monte-carlo"):
         raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
     refuse_batch_dependence(model)
+    if not len(x):
+        raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
     if not torch.isfinite(x).all():
-        raise ValueError("the inputs of the predictive are not finite (NaN or Inf)")
+        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
+        raise ValueError(f"the inputs of the predictive are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
     x = x.to(next(model.parameters()))
     precision = prior.precision()
     scale = float(likelihood.scale().detach())

@@ -40,7 +40,7 @@ class Program(nn.Module):
         example = inputs[0].meta["val"]
         self.batch = example.shape[0] if isinstance(example.shape[0], int) else None
         self.in_shape = tuple(size if isinstance(size, int) else None for size in example.shape[1:])
-        self.dtype = example.dtype
+        self.dtype, self.path = example.dtype, path
         self._run = (
             program.module(),
         )  # in a tuple, as no part of this module: it cannot change to eval mode, in which it was exported
@@ -53,7 +53,10 @@ class Program(nn.Module):
         (run,), outputs = self._run, []
         for part in x.to(self.dtype).split(self.batch or len(x)):
             whole = part if self.batch is None else torch.cat([part, part[:1].expand(self.batch - len(part), *part.shape[1:])])
-            y = run(whole)
+            try:
+                y = run(whole)
+            except RuntimeError as error:  # shapes that do not go together, or a tensor larger than the memory
+                raise ValueError(f"{self.path} cannot be run on these images ({str(error).splitlines()[0]}): {HOW}") from error
             if not isinstance(y, Tensor):
                 raise ValueError(f"the network returns a {type(y).__name__}, not a tensor: export one that returns its logits")
             outputs.append(y[: len(part)])
@@ -71,18 +74,28 @@ def load(path: Path) -> Program:
         with zipfile.ZipFile(path) as archive, zipfile.ZipFile(cleaned, "w") as copy:
             for name, content in _checked(path, archive):
                 copy.writestr(name, content)
-    except (zipfile.BadZipFile, KeyError, json.JSONDecodeError) as error:
+    except (
+        zipfile.BadZipFile,
+        UnicodeDecodeError,
+        EOFError,
+        OSError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+    ) as error:
         raise ValueError(f"{path} is broken, or no exported program ({error}): {HOW}") from error
     cleaned.seek(0)
     logger = logging.getLogger("torch.export")
     level = logger.level
     logger.setLevel(logging.ERROR)  # its warnings come as tracebacks, beside the error
     try:
-        return Program(torch.export.load(cleaned), path)
-    except (RuntimeError, AssertionError, TypeError, KeyError) as error:
+        program = torch.export.load(cleaned)
+    except (ValueError, RuntimeError, AssertionError, TypeError, AttributeError, LookupError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read by torch {torch.__version__}: broken, or of another version? {HOW}") from error
     finally:
         logger.setLevel(level)
+    return Program(program, path)
 
 
 def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
@@ -95,14 +108,19 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]
             else "something else"
         )
         raise ValueError(f"{path} is no exported program but {kind}: {HOW}")
+    sizes = [entry.file_size for entry in archive.infolist()]
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()) or sum(sizes) > path.stat().st_size:
+        raise ValueError(
+            f"{path} says that it holds more than it is large, or is compressed, which torch never does: it is refused"
+        )
     for name in names:
         part = name.partition("/")[2]
         if part == "data/sample_inputs/model.pt":
             yield name, b""
         elif part == "models/model.json":
-            yield name, _checked_graph(path, json.loads(archive.read(name)))
+            yield name, _checked_graph(path, _json(path, archive.read(name)))
         elif CONFIGS.fullmatch(part):
-            for payload in json.loads(archive.read(name))["config"].values():
+            for payload in _json(path, archive.read(name))["config"].values():
                 if payload["use_pickle"] or not PLAIN.fullmatch(f"{part.rpartition('/')[0]}/{payload['path_name']}"):
                     raise ValueError(
                         f"{path} holds a pickled object, {payload['path_name']}, which can run any code: it is refused"
@@ -112,6 +130,16 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]
             yield name, archive.read(name)
         else:
             raise ValueError(f"{path} holds {part}, which is not of a plain network (compiled code? a pickle?): {HOW}")
+
+
+def _json(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is broken, or no exported program ({error}): {HOW}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is broken, or no exported program (a {type(found).__name__} for a graph): {HOW}")
+    return found
 
 
 def _pickled(names: list[str]) -> bool:

@@ -69,16 +69,26 @@ class Weights:
         if processes.count() == 1:
             loss = likelihood.loss(model(x), y)
             return loss.detach(), _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
-        sums = self._first.new_zeros(len(self._first) + 2)
+        sums = self._first.new_zeros(len(self._first) + 3)
         if len(x):
             loss = likelihood.loss(model(x), y)
             gradient = torch.autograd.grad(loss, list(self.parameters.values()))
-            sums = _flat([*gradient, loss.detach(), loss.new_tensor(len(x))])
+            sums = _flat([*gradient, loss.detach(), loss.new_tensor([len(x), 0])])
         processes.add(sums)
-        return sums[-2], sums[:-2] / sums[-1]
+        return sums[-3], sums[:-3] / sums[-2]
 
     def take_loss(self) -> float:
-        """The loss summed over all samples since it was last taken."""
+        """The loss summed over all samples since it was last taken, at the end of an epoch, which all processes have to be at."""
+        if processes.count() > 1:
+            sums = self._first.new_zeros(len(self._first) + 3)
+            sums[-1] = 1
+            processes.add(sums)  # of the shape of a step's: where another process takes a step, it is with that
+            behind = processes.count() - int(sums[-1])
+            if behind:
+                raise ValueError(
+                    f"process {processes.rank()} is at the end of its epoch, where {behind} more have a batch left: give all processes "
+                    "as many batches (the same data, or a loader with a DistributedSampler)"
+                )
         loss = float(self.loss)
         self.loss.zero_()
         return loss

@@ -100,12 +100,15 @@ def read(file: File) -> Any:
     """What a JSON file holds; a ValueError that names it where it holds none."""
     try:
         return json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error
 
 
 def _read_lines(file: File) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON lines ({error}): it may have been cut off; run it again") from error
+    if not all(isinstance(line, dict) and isinstance(line.get("epoch"), int) for line in lines):
+        raise ValueError(f"{file} is not a history, whose every line is of an epoch: run it again")
+    return lines

@@ -61,7 +61,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
             if not torch.isfinite(parameter).all():
-                raise ValueError(f"{full} holds values that are not finite (NaN or Inf)")
+                raise ValueError(f"{full} holds values that are not finite (NaN or Inf): load or initialise it anew")
             owners[id(parameter)] = full
             path = _path_of(module, name, expand_bias)
             if path is None:
@@ -72,7 +72,9 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             own_weight = isinstance(module, Path) and name == "weight"
             found[id(parameter)] = Site(module_name if own_weight else full, module, parameter, path)
     if not found:
-        raise ValueError("the model has no trainable parameter, so there is nothing to integrate over")
+        raise ValueError(
+            "the model has no trainable parameter, so there is nothing to integrate over: unfreeze some by requires_grad_(True)"
+        )
     return list(found.values())
 
 
@@ -294,10 +296,14 @@ class Tape:
         if not all_finite(f):
             bad = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
             if bad:  # trainable ones were refused before
-                raise ValueError(f"the outputs of the model are not finite, as the frozen {', '.join(bad)} is not")
+                raise ValueError(
+                    f"the outputs of the model are not finite, as the frozen {', '.join(bad)} is not: load or initialise it anew"
+                )
             self.blaming = True
             model(x)  # once more, to name the first layer that overflows
-            raise ValueError("the outputs of the model are not finite, though those of its layers are")
+            raise ValueError(
+                "the outputs of the model are not finite, though those of its layers are: look at what forward() does with them"
+            )
         return f
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from autosym import processes
-from autosym.batching import Data, numbered, size_of, to_model
-from autosym.curvature import Signs, budget, choose, shares, split
+from autosym.batching import Data, Numbered, size_of, to_model
+from autosym.curvature import Signs, budget, choose, fingerprint, shares, split
 from autosym.evidence.laplace import Laplace
 from autosym.paths import Path
 from autosym.priors import Prior
@@ -55,14 +55,16 @@ def gradient(
     used, signs = choose(subset, size_of(data), seed), Signs(seed)
     against = _Against(at, prior, device, 1 / count, at.samples / count)
     limit, seen = 0, torch.zeros((), dtype=torch.float64, device=device)
+    shown = torch.zeros(5, dtype=torch.float64, device=device)
     parts = shares(data)
     batch_size = (1024 if device.type == "cuda" else 256) if batch_size is None else batch_size
     with processes.agreeing(), torch.enable_grad(), Tape(sites(model), against.see, graph=True) as tape:
-        for x, y, places in numbered(data, batch_size, processes.rank() % parts, parts):
+        for x, y, places in Numbered(data, batch_size, processes.rank() % parts, parts):
             x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
             limit = limit or max(1, int(min(budget(memory, device) / (GRAPH * verify(model, x[:2])), 2**31)))
             mask = None if used is None else used[places % len(used)]
             seen += len(x)
+            shown += fingerprint(x, y)
             with asking(leaves):
                 for x_part, y_part, record, rows in split(x, y, mask, limit):
                     f = tape.record(model, x_part) if record else model(x_part)
@@ -74,9 +76,15 @@ def gradient(
                     for column in roots.unbind(2):
                         _add(total, -against.rows(tape.backward(f, column)), leaves)
     if parts > 1:
-        processes.add(seen, *total)
+        processes.add(seen, shown, *total)
     if seen != at.samples:
         raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {int(seen)}: not the same")
+    before = at.curvature.fingerprint
+    if before is not None and not torch.allclose(shown.cpu(), before, rtol=1e-6, atol=1e-9 * at.samples):
+        raise ValueError(
+            "the data are not those that the evidence was taken on (random augmentation that changes between passes?): give data that "
+            "stay as they are; to train on augmented ones, use fit's augment, or give it evidence_data"
+        )
     return {name: grad.to(leaf.dtype) for (name, leaf), grad in zip(hyperparameters.items(), total, strict=True)}
 
 

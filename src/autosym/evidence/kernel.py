@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from autosym import likelihoods, processes
-from autosym.batching import Data, check_loader, check_seen, numbered, size_of, to_model
+from autosym.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
 from autosym.evidence.laplace import closed_form_step
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Likelihood
@@ -131,16 +131,17 @@ def _chosen(
     size = size_of(data)
     if size is None:
         raise ValueError("kernel evidence needs data whose length is known: pass tensors, a dataset, or a loader of one")
+    check_seen(size, data)
     per_part = size // max(parts, 1) if samples is None else samples
     if parts < 1 or per_part < 1 or per_part * parts > size:
-        raise ValueError(f"{parts} parts of {per_part} samples cannot be taken from {size}")
+        raise ValueError(f"{parts} parts of {per_part} samples cannot be taken from {size}: ask for fewer, or smaller ones")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: per_part * parts]
     place = torch.full((size,), -1)
     place[order] = torch.arange(len(order))
     found: dict[int, Tensor] = {}
     statistic = torch.zeros((), dtype=torch.float64)
     seen = width = 0
-    for x, y, numbers in numbered(data, batch_size):
+    for x, y, numbers in Numbered(data, batch_size):
         x, y = to_model(x, y, model, f"samples {numbers[0]} to {numbers[-1]}")
         if not seen:
             verify(model, x[:2])
@@ -181,6 +182,11 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
         g = t.flatten(0, 1).transpose(0, 1)  # (K, B C, out)
         alike = (a @ a.mT).repeat_interleave(count, 1).repeat_interleave(count, 2)
         kernels[name] = ((g @ g.mT) * alike).sum(0).double()
+    bad = [name for name, kernel in kernels.items() if not torch.isfinite(kernel).all()]
+    if bad:
+        raise ValueError(
+            f"the kernel of {bad[0]} overflowed {next(model.parameters()).dtype}: rescale the inputs or the targets, or use model.double()"
+        )
     return kernels
 
 
