@@ -80,7 +80,7 @@ def _first() -> list[Run]:
         {"model": "learned", "start": math.radians(5)},
         *({"model": f"learned-from-{a}", "start": math.radians(a)} for a in ANGLES[1:]),
         {"model": "point-estimate", "method": "point-estimate", "start": math.radians(5)},
-        {"model": "laplace", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.15},
+        {"model": "laplace", "method": "laplace", "start": 0.5, "epochs": 40, "lr": 0.05, "range_lr": 0.25},
     ]
     return [cell(task=task, **model) for model in models for task in TURNED]
 
@@ -89,7 +89,7 @@ def _others(table: str) -> list[Run]:
     models: list[dict[str, Any]] = [
         {"model": "mlp"},
         *({"model": f"mlp+{name}", "symmetry": name} for name in ("rotation", "translation", "scale", "affine")),
-        {"model": "laplace+affine", "symmetry": "affine", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.15},
+        {"model": "laplace+affine", "symmetry": "affine", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.25},
     ]
     return [Run(table, task, **model) for model in models for task in CHANGED]
 
