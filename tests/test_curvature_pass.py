@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from autosym import layers, nets
-from autosym.curvature import _Signs
+from autosym.curvature import Signs
 from autosym.likelihoods import LIKELIHOODS
 from factories import LAYERS
 from models import (
@@ -138,14 +138,14 @@ def test_float32_is_close_to_float64(likelihood):
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 7, 7, 7, 7, 5], [40], [1, 39], [0, 3, 0, 37]], ids=str)
 @pytest.mark.parametrize("width", [1, 3])
 def test_signs_do_not_depend_on_how_many_are_drawn_at_a_time(sizes, width):
-    signs = _Signs(5)
+    signs = Signs(5)
     drawn = torch.cat([signs(size, width).double() for size in sizes])
-    assert torch.equal(drawn, _Signs(5)(40, width).double())
+    assert torch.equal(drawn, Signs(5)(40, width).double())
     assert drawn.shape == (40, width)
 
 
 def test_signs_are_independent_beyond_the_buffer():
-    one, parts = _Signs(2), _Signs(2)
+    one, parts = Signs(2), Signs(2)
     whole = one(5000, 4)
     assert torch.equal(torch.cat([parts(size, 4) for size in (1000, 24, 1, 2000, 1975)]), whole)
     assert set(whole.unique().tolist()) == {-1, 1}
@@ -154,7 +154,7 @@ def test_signs_are_independent_beyond_the_buffer():
     assert (whole.T @ whole / 5000 - torch.eye(4)).abs().max() < 0.06
     assert (whole[:-1] * whole[1:]).mean(0).abs().max() < 0.06
     assert (whole[:1024] * whole[1024:2048]).mean(0).abs().max() < 0.13
-    assert not torch.equal(_Signs(3)(5000, 4), _Signs(2)(5000, 4))
+    assert not torch.equal(Signs(3)(5000, 4), Signs(2)(5000, 4))
 
 
 # ---- the model is left as it was
