@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("tyro")
 pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
 
 from autosym import cli
 from autosym.experiments import invariance
@@ -71,7 +72,10 @@ def test_a_tiny_run_is_kept_and_shown(folder, tmp_path, capsys, name):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows[name]["accuracy"] == pytest.approx(result["row"]["accuracy"])
     assert sum(row["accuracy"] is not None for row in rows.values()) == 1
-    assert cli.main(["table", table, "--results", str(results)]) == 0
+    figure = ["--figure", str(tmp_path / "table.png")]
+    learned = bool(kept["ranges"])
+    assert cli.main(["table", table, "--results", str(results), *(figure if learned else [])]) == 0
+    assert (tmp_path / "table.png").exists() is learned
     assert rest.split("/")[0] in capsys.readouterr().out
 
 
@@ -99,6 +103,11 @@ def test_the_convolutional_network_takes_both_kinds_of_images():
     for shape in ((1, 28, 28), (3, 32, 32)):
         net = invariance.convolutional(replace(RUNS["invariance-1/full/laplace"]), shape)
         assert net(torch.randn(2, *shape)).shape == (2, 10)
+
+
+def test_a_figure_of_nothing_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="run one first"):
+        invariance.figure("invariance-1", tmp_path / "figure.png", tmp_path)
 
 
 def test_a_run_without_checkpoints_says_so(folder):

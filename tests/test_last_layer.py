@@ -127,3 +127,22 @@ def test_a_point_estimate_does_not():
     last_layer.learn(features, rings(), 2, epochs=60, batch_size=80, lr=0.02, range_lr=0.05, point_estimate=True)
     last_layer.learn(by_bound, rings(), 2, epochs=60, batch_size=80, lr=0.02, range_lr=0.05)
     assert ranges(features)["rotation"].value < ranges(by_bound)["rotation"].value - 20
+
+
+def test_gaussian_noise_is_learned_and_the_given_likelihood_is_left_alone():
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    y = x @ torch.randn(3, 1) + 0.2 * torch.randn(200, 1)
+    given = Gaussian(1.0)
+    fitted = last_layer.learn(nn.Identity(), (x, y), 1, given, epochs=150, batch_size=50, lr=0.1)
+    assert math.exp(float(fitted.likelihood.log_variance.detach()) / 2) == pytest.approx(0.2, rel=0.25)
+    assert float(given.log_variance.detach()) == 0
+    precision = math.exp(float(fitted.head.log_precision.detach()))
+    variance = math.exp(float(fitted.likelihood.log_variance.detach()))
+    best = float(exact.at(x.double(), y.double(), precision, variance).log_evidence)
+    assert best - 1 < float(fitted.evidence.log_evidence) <= best + 1e-6
+
+
+def test_features_that_are_no_rows_are_refused():
+    with pytest.raises(ValueError, match="one row for each sample"):
+        last_layer.learn(nn.Identity(), (torch.randn(4, 2, 2), torch.arange(4) % 2), 2)

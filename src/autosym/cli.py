@@ -327,11 +327,13 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     Args:
         name: 1, 2, 3, invariance-1, invariance-2, invariance-3 or quadrant-digits.
         results: the folder of results of these tables (results), or the file that the demo wrote.
-        figure: also draw what the networks of table 1, 2 or 3 learned, to this file.
+        figure: also draw what the networks of a published table learned, to this file.
         json: print the rows as JSON and nothing else.
     """
     if name in invariance.TABLES:
         cells = invariance.rows(name, results or images.RESULTS)
+        if figure is not None:
+            invariance.figure(name, figure, results or images.RESULTS)
         print(json_format.dumps({"rows": cells})) if json else invariance.show(name, cells)
         return
     number = name.removeprefix("table")

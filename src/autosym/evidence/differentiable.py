@@ -22,6 +22,7 @@ from autosym import processes
 from autosym.batching import Data, Numbered, size_of, to_model
 from autosym.curvature import Signs, budget, choose, fingerprint, shares, split
 from autosym.evidence.laplace import Laplace
+from autosym.likelihoods import Likelihood
 from autosym.paths import Path
 from autosym.priors import Prior
 from autosym.sites import Definition, Tape, sites, verify
@@ -45,14 +46,15 @@ def gradient(
     """d log evidence / d each of ``hyperparameters`` (leaves of the model's forward pass), at the weights that ``at`` was taken at.
 
     ``at`` is ``laplace.at(model, data, ...)``; ``sampled``, ``subset`` and ``seed`` must be those it was given, so that both phases see
-    the same samples and the same noise. Whether leaves ask for gradients does not matter, and is left as it was.
+    the same samples and the same noise (and, where these are used, data that come in the same order: no shuffled loader). Whether leaves
+    ask for gradients does not matter, and is left as it was.
     """
     _check(model, at, hyperparameters)
     leaves = list(hyperparameters.values())
     total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
     device = next(model.parameters()).device
     count = at.samples if subset is None else subset
-    used, signs = choose(subset, size_of(data), seed), Signs(seed)
+    used, signs = choose(subset, size_of(data), seed), Signs(seed) if sampled else None
     against = _Against(at, prior, device, 1 / count, at.samples / count)
     limit, seen = 0, torch.zeros((), dtype=torch.float64, device=device)
     shown = torch.zeros(5, dtype=torch.float64, device=device)
@@ -70,10 +72,7 @@ def gradient(
                     f = tape.record(model, x_part) if record else model(x_part)
                     fit = at.likelihood.log_likelihood(at.likelihood.statistic(f, y_part).double(), 0)
                     _add(total, fit - against.take(), leaves)
-                    roots = at.likelihood.root(f) if record else f.new_empty(len(f), f.shape[1], 0)
-                    if record and sampled:
-                        roots = roots @ signs(places[rows], roots.shape[2]).to(roots)[:, :, None]
-                    for column in roots.unbind(2):
+                    for column in _columns(at.likelihood, f, signs, places[rows]) if record else ():
                         _add(total, -against.rows(tape.backward(f, column)), leaves)
     if parts > 1:
         processes.add(seen, shown, *total)
@@ -129,6 +128,12 @@ def _quadratic(t: Tensor, matrix: Tensor) -> Tensor:
     """sum over samples and positions of t^T M t, for (B, S, K, d) and (K, d, d)."""
     flat = t.permute(2, 0, 1, 3).flatten(1, 2)
     return ((flat @ matrix.to(flat)) * flat).sum(dtype=torch.float64)
+
+
+def _columns(likelihood: Likelihood, f: Tensor, signs: Signs | None, places: Tensor) -> Sequence[Tensor]:
+    """The columns (B, outputs) of the root of the output Hessian; with signs one random combination of them."""
+    roots = likelihood.root(f)
+    return roots.unbind(2) if signs is None else [(roots @ signs(places, roots.shape[2]).to(roots)[:, :, None])[:, :, 0]]
 
 
 def _add(total: Sequence[Tensor], value: Tensor, leaves: Sequence[Tensor]) -> None:

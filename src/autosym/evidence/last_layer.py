@@ -9,6 +9,7 @@ for weights: the same expectation with less noise. For Gaussian noise it is in c
 over transformations (``averaging``) their widths are learned with all else, by the bound.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from autosym import averaging, likelihoods
 from autosym.batching import Data, Stream, batches, size_of, to_model
+from autosym.evidence.differentiable import asking
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
 
@@ -160,54 +162,55 @@ def learn(
     ``features`` gives (B, M); draws of transformations are new at every step. ``point_estimate`` leaves out the variance of q and the
     KL: the training loss alone, which learns no invariance (Fig. 5).
     """
-    likelihood = likelihoods.of(likelihood)
-    example = next(batches(data, 2))
-    parts = averaging.transformations(features)
-    device = next((t.device for t in (*features.parameters(), *features.buffers())), torch.device("cpu"))
-    with torch.no_grad():
-        width = features(example[0].float().to(device)).shape[1]
-    head = LastLayer(width, outputs, precision).to(device)
+    likelihood = copy.deepcopy(likelihoods.of(likelihood))
+    parts = list(averaging.transformations(features).values())
+    head = _head(features, next(batches(data, 2))[0], outputs, precision)
     stream = Stream(data, batch_size, head, lambda y: likelihood.check(outputs, y), seed)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, batch_size))
-    raws = [part.raw for part in parts.values() if part.learn]
-    weights = [p for p in features.parameters() if p.requires_grad]
-    groups = [{"params": [*head.parameters(), *weights, *likelihood.parameters()], "lr": lr}, {"params": raws, "lr": range_lr}]
-    optimiser = torch.optim.Adam([group for group in groups if group["params"]])
-    steps = epochs * math.ceil(count / batch_size)
-    anneal = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    noise = torch.Generator(device).manual_seed(seed)
-    for raw in raws:
-        raw.requires_grad_(True)
+    weights = [*head.parameters(), *(p for p in features.parameters() if p.requires_grad), *likelihood.parameters()]
+    widths = [part.raw for part in parts if part.learn]
+    optimiser = torch.optim.Adam([{"params": weights, "lr": lr}, *([{"params": widths, "lr": range_lr}] if widths else [])])
+    anneal = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs * math.ceil(count / batch_size))
+    generator = torch.Generator(head.mean.device).manual_seed(seed)
     lines: list[dict[str, Any]] = []
-    number = 0
-    for epoch in range(1, epochs + 1):
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for x, y in stream.epoch(epoch):
-            for part in parts.values():
-                part.redraw(seed + 1_000_003 * number)
-            number += 1
-            phi = features(x)
-            if point_estimate:
-                fit = likelihood.log_likelihood(likelihood.statistic(head(phi), y), len(x) * outputs)
-                loss = -count / len(x) * fit
-            else:
-                drawn = torch.randn(len(x), outputs, generator=noise, device=device)
-                loss = head.kl() - count / len(x) * expected_log_likelihood(head, phi, y, likelihood, drawn)
-            optimiser.zero_grad()
-            (loss / count).backward()
-            optimiser.step()
-            anneal.step()
-            for part in parts.values():
-                part.limit()
-            total += loss.detach() * len(x) / count
-        if not math.isfinite(float(total)):
-            raise ValueError(f"the bound is {float(-total)} in epoch {epoch}: lower lr (now {lr}), or rescale the inputs")
-        found = {f"{name} ({r.unit})": r.value for name, r in averaging.ranges(features).items()}
-        lines.append({"epoch": epoch, "bound": -float(total), "ranges": found})
-        if log is not None:
-            log(lines[-1])
-    for raw in raws:
-        raw.requires_grad_(False)
-    for part in parts.values():
+    with asking(widths):
+        for epoch in range(1, epochs + 1):
+            total = torch.zeros((), dtype=torch.float64, device=head.mean.device)
+            for number, (x, y) in enumerate(stream.epoch(epoch)):
+                for place, part in enumerate(parts):
+                    part.redraw(((seed * 1_000_003 + epoch) * 1_000_003 + number) * 1_003 + place)
+                noise = torch.randn(len(x), outputs, generator=generator, device=head.mean.device)
+                loss = _loss(head, features(x), y, likelihood, count, None if point_estimate else noise)
+                optimiser.zero_grad()
+                (loss / count).backward()
+                optimiser.step()
+                anneal.step()
+                for part in parts:
+                    part.limit()
+                total += loss.detach() * len(x) / count
+            if not math.isfinite(float(total)):
+                raise ValueError(f"the bound is {float(-total)} in epoch {epoch}: lower lr (now {lr}), or rescale the inputs")
+            found = {f"{name} ({r.unit})": r.value for name, r in averaging.ranges(features).items()}
+            lines.append({"epoch": epoch, "bound": -float(total), "ranges": found})
+            if log is not None:
+                log(lines[-1])
+    for part in parts:
         part.settle()
     return Fitted(features, head, likelihood, lines, at(features, head, data, likelihood, seed=seed))
+
+
+def _head(features: nn.Module, example: Tensor, outputs: int, precision: float) -> LastLayer:
+    """A last layer as wide as the features, where they are."""
+    device = next((t.device for t in (*features.parameters(), *features.buffers())), torch.device("cpu"))
+    with torch.no_grad():
+        phi = features(example.float().to(device))
+    if phi.dim() != 2:
+        raise ValueError(f"features must be (B, M), one row for each sample, got {tuple(phi.shape)}: flatten them")
+    return LastLayer(phi.shape[1], outputs, precision).to(device)
+
+
+def _loss(head: LastLayer, phi: Tensor, y: Tensor, likelihood: Likelihood, count: int, noise: Tensor | None) -> Tensor:
+    """Minus the bound of all ``count`` samples, from those of a batch; without noise, of a point estimate."""
+    if noise is None:
+        return -count / len(phi) * likelihood.log_likelihood(likelihood.statistic(head(phi), y), len(phi) * len(head.mean))
+    return head.kl() - count / len(phi) * expected_log_likelihood(head, phi, y, likelihood, noise)

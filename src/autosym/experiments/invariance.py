@@ -80,7 +80,7 @@ def _first() -> list[Run]:
         {"model": "learned", "start": math.radians(5)},
         *({"model": f"learned-from-{a}", "start": math.radians(a)} for a in ANGLES[1:]),
         {"model": "point-estimate", "method": "point-estimate", "start": math.radians(5)},
-        {"model": "laplace", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.15},
+        {"model": "laplace", "method": "laplace", "start": 0.5, "epochs": 40, "lr": 0.05, "range_lr": 0.25},
     ]
     return [cell(task=task, **model) for model in models for task in TURNED]
 
@@ -89,7 +89,7 @@ def _others(table: str) -> list[Run]:
     models: list[dict[str, Any]] = [
         {"model": "mlp"},
         *({"model": f"mlp+{name}", "symmetry": name} for name in ("rotation", "translation", "scale", "affine")),
-        {"model": "laplace+affine", "symmetry": "affine", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.15},
+        {"model": "laplace+affine", "symmetry": "affine", "method": "laplace", "epochs": 40, "lr": 0.05, "range_lr": 0.25},
     ]
     return [Run(table, task, **model) for model in models for task in CHANGED]
 
@@ -297,3 +297,33 @@ def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
     ]
     columns = ("run", "accuracy (%)", "paper", "evidence/N", "paper ", "range", "seconds")
     print_table(f"{table}: ours and the paper's (- is not run, or not published)", columns, lines)
+
+
+def figure(table: str, path: Path, results: Path = RESULTS) -> None:
+    """Learned ranges over training, from every start, of each task (Figs. 2 and 5); dashed is a point estimate."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = [several[0] for several in stored(table, results, Run).values() if several[0].get("history")]
+    found = [result for result in found if result["config"]["learn"] and result["ranges"]]
+    if not found:
+        raise FileNotFoundError(f"{results / table} holds no run with learned ranges: run one first")
+    tasks = list(dict.fromkeys(result["config"]["task"] for result in found))
+    fig, axes = plt.subplots(1, len(tasks), figsize=(5 * len(tasks), 3.6), squeeze=False, layout="constrained")
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for result in (r for r in found if r["config"]["task"] == task):
+            style = "--" if result["config"]["method"] == "point-estimate" else "-"
+            for key in result["history"][-1]["ranges"]:
+                values = [line["ranges"][key] for line in result["history"]]
+                axis.plot(
+                    [line["epoch"] for line in result["history"]], values, style, label=f"{result['config']['model']}: {key}"
+                )
+        axis.set_title(task)
+        axis.set_xlabel("epoch")
+        axis.legend(frameon=False, fontsize=7)
+        axis.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=110)
+    plt.close(fig)
