@@ -40,7 +40,7 @@ ALLOWED = {
     "plain": LAYER_ROOMS,
     "hardening": FITTED_ROOMS | {"plain", "training"},
     "averaging": LAYER_ROOMS,
-    "noether": LAYER_ROOMS,
+    "noether": EVIDENCE_ROOMS,
     "sites": {"batching", "groups", "paths", "sparse"},
     "curvature": {"groups", "paths", "sites", "likelihoods", "priors", "batching"},
     "evidence": EVIDENCE_ROOMS,
