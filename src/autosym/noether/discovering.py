@@ -27,6 +27,7 @@ class Search:
     samples: int | None = None  # tau at each step; by default 64 for n = 1, else 256
     features: int = 128
     lengthscale: float = 2.5  # of the Hamiltonian, in units of the data
+    start: float = 0.3  # the size of A and b at first; smaller in many dimensions
     measure: Measure = "ball"
     window: int = 5  # of states that a velocity is estimated from
     held_out: float = 0.2  # of the trajectories, for the drift
@@ -94,7 +95,9 @@ def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> tuple[Regr
     samples = search.samples or (64 if n == 1 else 256)
     models, reached = [], []
     for start in range(search.starts):
-        model = Regression(2 * n, Quadratic(2 * n, quantities, 0.3), search.features, search.measure, search.lengthscale)
+        model = Regression(
+            2 * n, Quadratic(2 * n, quantities, search.start), search.features, search.measure, search.lengthscale
+        )
         model.fit(x, v, search.steps, samples, seed=seed + 10_000 * start)
         models.append(model)
         reached.append(_log_evidence(model, x, v))
