@@ -4,8 +4,8 @@
     log p(D) >= E_q log p(D | W) - sum over paths of KL(q || N(0, I / delta))
     KL = 1/2 [ delta (|L_S|^2 |L_A|^2 + |M|^2) - d - d log delta ] - in log det L_S - out log det L_A
 
-L_S (out, out) is lower and L_A (in, in) upper triangular, one of each for every block of a path, both learned. Precisions and the variance of a
-Gaussian have closed forms. Unlike Laplace it needs no mode and no curvature, and holds for any log-likelihood that a graph can be had of.
+L_S (out, out) is lower and L_A (in, in) upper triangular, one of each for every block of a path, both learned. Precisions and the
+variance of a Gaussian have closed forms. Unlike Laplace it needs no mode and no curvature, only samples of the log-likelihood.
 """
 
 import math
@@ -125,8 +125,8 @@ class Posterior(nn.Module):
     def evidence(self, log_likelihood: Tensor, samples: int, hidden: Sequence[int] = ()) -> Evidence:
         """The bound, given E_q log p(D | W) over all ``samples``.
 
-        ``hidden`` are numbers of units that can be permuted without changing the network: q sits at one of their prod n! equal modes, so that
-        log n! may be added for each. It assumes that the modes do not overlap, and is left out by default.
+        ``hidden`` are numbers of units that can be permuted without changing the network: q sits at one of n! equal modes for each,
+        so that log n! may be added. It assumes that the modes do not overlap, and is left out by default.
         """
         square = torch.stack([part.expected_square() for part in self._parts()]).to(self.log_precision)
         entropy = torch.stack([part.entropy() for part in self._parts()]).sum().to(self.log_precision)

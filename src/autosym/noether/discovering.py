@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from autosym.noether.conserved import Measure, Quadratic
-from autosym.noether.discovery import SAME, Discovery, Quantity, count_symmetries, readable
+from autosym.noether.discovery import DRIFTS, SAME, Discovery, Quantity, count_directions, readable
 from autosym.noether.dynamics import residual
 from autosym.noether.known import Known, catalogue, coordinates, symbols
 from autosym.noether.regression import Regression, stacked
@@ -83,9 +83,9 @@ def _normalised(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, float]:
             "(q / a and p / b have the same dynamics, in another unit of energy)"
         )
     speed = float(v.square().mean().sqrt())
-    if speed <= 0:
-        raise ValueError("nothing moves in these trajectories: all velocities are zero")
     scale = float(x.square().mean().sqrt())
+    if speed <= 1e-12 * scale:
+        raise ValueError("nothing moves in these trajectories: all velocities are zero")
     return (x / scale).float(), (v / speed).float(), scale
 
 
@@ -128,15 +128,16 @@ def _read(
 ) -> Discovery:
     assert model.conserved is not None
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
-    count = count_symmetries(values, max(reached) - plain)
+    count = count_directions(values, max(reached) - plain)
     basis = readable(vectors[:count], known, scale)
     lost = [max(reached) - _without(model, x, v, direction) for direction in basis]
     quantities = [
         _quantity(direction, nats, known, names, scale, held_out) for direction, nats in zip(basis, lost, strict=True)
     ]
     left = residual(_mean_features(model, x, v), model.conserved, x, model.times(256, 1), model.times(64, 2) / 2)
+    conserved, drifting = (tuple(q for q in quantities if (q.drift <= DRIFTS) == kept) for kept in (True, False))
     return Discovery(
-        tuple(quantities), tuple(values.tolist()), vectors, max(reached), plain, tuple(reached), left, len(x), scale
+        conserved, drifting, tuple(values.tolist()), vectors, max(reached), plain, tuple(reached), left, len(x), scale
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from autosym.noether.known import Known, unit
 
 STANDS_OUT = 0.2  # of the largest singular value: below it a direction is what is left of the start
+DRIFTS = 0.25  # a quantity that changes by more than this part of what any would is not conserved, whatever its evidence
 SAME = 0.95  # the cosine from which on a quantity is called by a known one's name
 
 
@@ -38,11 +39,12 @@ class Quantity:
 class Discovery:
     """The conserved quantities that the evidence asked for.
 
-    You have as many symmetries as singular values of the stack of generators that are at least STANDS_OUT of the largest, provided
-    that the model with all of them has more evidence than the model with none.
+    A direction counts as a symmetry if its singular value in the stack of generators is at least STANDS_OUT of the largest, if the model
+    with symmetries has more evidence than the one without any, and if its drift along held-out trajectories is at most DRIFTS.
     """
 
     quantities: tuple[Quantity, ...]
+    drifting: tuple[Quantity, ...]  # that stand out, but are not conserved: the symmetry is approximate at best
     singular_values: tuple[float, ...]
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact
@@ -73,6 +75,7 @@ class Discovery:
         return {
             "symmetries": self.symmetries,
             "quantities": [vars(q) for q in self.quantities],
+            "drifting": [vars(q) for q in self.drifting],
             "parallelness": [float(np.cos(np.deg2rad(q.angle))) for q in self.quantities],
             "singular_values": list(self.singular_values),
             "generators": self.generators(),
@@ -88,6 +91,9 @@ class Discovery:
         gain = self.log_evidence - self.log_evidence_without
         lines = [f"You have {count or 'no'} symmetr{'y' if count == 1 else 'ies'} of degree two at most."]
         lines += [f"C{i + 1} = {q}" for i, q in enumerate(self.quantities)]
+        if self.drifting:
+            worst = max(q.drift for q in self.drifting)
+            lines.append(f"{len(self.drifting)} more stand out but are not conserved (drift up to {worst:.0%}).")
         lines.append("Singular values: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
         lines.append(
             f"Log evidence {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry; "
@@ -102,7 +108,7 @@ class Discovery:
         generators = self.generators()
         figure = Figure(figsize=(3.2 * (1 + max(1, len(generators))), 3.2), layout="constrained")
         axes = figure.subplots(1, 1 + len(generators), squeeze=False)[0]
-        heights, count = self.singular_values, self.symmetries
+        heights, count = self.singular_values, self.symmetries + len(self.drifting)
         axes[0].bar(range(1, len(heights) + 1), heights, color=["C0" if i < count else "0.75" for i in range(len(heights))])
         axes[0].axhline(STANDS_OUT * max(heights), color="0.4", linestyle=":", linewidth=1)
         axes[0].set(title=f"{count} of {len(heights)} stand out", xlabel="generator", ylabel="singular value")
@@ -113,7 +119,7 @@ class Discovery:
         return figure
 
 
-def count_symmetries(singular_values: Tensor, gain: float) -> int:
+def count_directions(singular_values: Tensor, gain: float) -> int:
     """How many stand out, if all together have evidence for them."""
     return int((singular_values >= STANDS_OUT * singular_values.max()).sum()) if gain > 0 else 0
 
