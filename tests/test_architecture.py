@@ -43,7 +43,7 @@ ALLOWED = {
     "plain": LAYER_ROOMS,
     "hardening": FITTED_ROOMS | {"plain", "training"},
     "averaging": set(),
-    "noether": LAYER_ROOMS,
+    "noether": EVIDENCE_ROOMS,
     "sites": {"averaging", "batching", "groups", "paths", "sparse"},
     "processes": set(),
     "curvature": {"averaging", "groups", "paths", "sites", "likelihoods", "priors", "batching", "processes"},
@@ -84,7 +84,9 @@ ALLOWED = {
         "programs",
         "experiments",
     },
-    "cli": FITTED_ROOMS | {"training", "findings", "runs", "report", "nets", "data", "experiments", "applications", "__init__"},
+    "physics": {"noether", "report", "experiments", "processes"},
+    "cli": FITTED_ROOMS
+    | {"physics", "training", "findings", "runs", "report", "nets", "data", "experiments", "applications", "__init__"},
     "experiments": FITTED_ROOMS
     | {
         "training",
@@ -102,7 +104,15 @@ ALLOWED = {
     "__main__": {"cli", "processes"},
 }
 INSIDE_FUNCTIONS = {("training", "report")}  # Fit.report
-OUTER = {"lightning", "cli", "__main__", "experiments", "report", "data"}  # may import their own tools at module level
+OUTER = {
+    "lightning",
+    "cli",
+    "physics",
+    "__main__",
+    "experiments",
+    "report",
+    "data",
+}  # may import their own tools at module level
 LIBRARIES = {"torch", "numpy", "safetensors", "autosym", *sys.stdlib_module_names}
 FILES = sorted(ROOT.rglob("*.py"))
 

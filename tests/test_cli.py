@@ -552,7 +552,7 @@ def test_an_unknown_table_names_the_tables(capsys):
     err = shown(capsys, "table", "spam", status=1).err
     assert (
         err
-        == "autosym: no table is called 'spam'; there are: 1, 2, 3, invariance-1, invariance-2, invariance-3, quadrant-digits\n"
+        == "autosym: no table is called 'spam'; there are: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether, quadrant-digits\n"
     )
 
 

@@ -1,5 +1,6 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
+from autosym import noether as noether
 from autosym.averaging import symmetrise
 from autosym.comparison import Comparison, compare
 from autosym.conversion import Relaxation, relax

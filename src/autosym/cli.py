@@ -1,4 +1,4 @@
-"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``demo``, ``run NAME``, ``table NAME``.
+"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run NAME``, ``table NAME``.
 
 It ends with 0, with 1 where something is wrong with the data or a file, with 2 where it was called wrongly, and with 130 where it was
 interrupted (Ctrl-C). Results go to stdout, everything else to stderr.
@@ -19,7 +19,7 @@ import tyro
 from tyro.conf import Positional
 
 import autosym
-from autosym import applications, processes, runs
+from autosym import applications, physics, processes, runs
 from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, invariance, quadrant_digits, rotated_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"autosym {autosym.__version__}")
         return 0
     description = f"{main.__doc__}\n\n--version prints the version ({autosym.__version__})."
-    commands: dict[str, Any] = {"fit": fit, "audit": audit, "report": report, "demo": demo, "run": run, "table": table}
+    commands = {command.__name__: command for command in (fit, audit, report, physics.noether, demo, run, table)}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
         sys.stdout.flush()
@@ -253,6 +253,7 @@ def run(
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
     named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
     named |= {key: (invariance, value) for key, value in invariance.RUNS.items()}
+    named |= {key: (physics, value) for key, value in physics.experiment.RUNS.items()}
     chosen = (
         [key for key in named if key.startswith(name) and key not in EXPERIMENTS]
         if all
@@ -279,6 +280,8 @@ def run(
 def _run(
     name: str, module: Any, config: Any, out: Path, results: Path, data_dir: Path | None, resume: bool, json: bool
 ) -> None:
+    if module is physics:
+        return physics.run(config, out, results, resume, json)
     more = {"results": results, "data_dir": data_dir} if module in (images, invariance) else {}
     result = module.execute(config, progress=not json, out=out, resume=resume, **more)
     write(result, out / "result.json")
@@ -322,10 +325,10 @@ def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, 
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
-    """Print a table from results: 1, 2 or 3 of the paper beside ours, or quadrant-digits after autosym demo.
+    """Print a table from results: 1, 2, 3 or noether of the papers beside ours, or quadrant-digits after autosym demo.
 
     Args:
-        name: 1, 2, 3, invariance-1, invariance-2, invariance-3 or quadrant-digits.
+        name: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether or quadrant-digits.
         results: the folder of results of these tables (results), or the file that the demo wrote.
         figure: also draw what the networks of a published table learned, to this file.
         json: print the rows as JSON and nothing else.
@@ -336,6 +339,8 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
             invariance.figure(name, figure, results or images.RESULTS)
         print(json_format.dumps({"rows": cells})) if json else invariance.show(name, cells)
         return
+    if name == "noether":
+        return physics.table(results or images.RESULTS, json)
     number = name.removeprefix("table")
     if number in TABLES:
         found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, results or images.RESULTS)
@@ -347,7 +352,8 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
             images.show(number, found)
         return
     if name != "quadrant-digits":
-        raise ValueError(f"no table is called {name!r}; there are: 1, 2, 3, {', '.join(invariance.TABLES)}, quadrant-digits")
+        tables = ("1", "2", "3", *invariance.TABLES, "noether", "quadrant-digits")
+        raise ValueError(f"no table is called {name!r}; there are: {', '.join(tables)}")
     results = results or Path("runs/demo/result.json")
     if not results.exists():
         raise FileNotFoundError(f"{results} does not exist: run `autosym demo` first, or name another file by --results")

@@ -1,0 +1,133 @@
+"""The exact variant: a Hamiltonian that is linear in random features, learned from velocities.
+
+    F(x) = sum_f w_f phi_f(x),   phi_f(x) = sqrt(2 / F) cos(omega_f . x / l + c_f),   w ~ N(0, I / delta)
+    x' = J grad H(x) + noise,    H(x) = mean over tau of F(flow_tau(x))
+
+The velocities are linear in w, so that their evidence is exact and differentiable in A and b of the conserved quantities, in the
+variance of the noise and in delta: symmetries are learned by its gradient. The lengthscale l is given: the longer it is, the nearer
+is F to a quadratic form, and the less has a symmetry to explain (by gradient it grows until the evidence says little of A and b).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from autosym.evidence import Evidence, exact
+from autosym.noether.conserved import Measure, Quadratic, spread
+from autosym.noether.dynamics import apply_j
+
+SHRINK = 0.3
+FLOOR = 1e-6  # of the variance: noise-free data would drive it to zero
+
+
+class Regression(nn.Module):
+    """Hyperparameters of the model above, its conserved quantities among them (none: no symmetry)."""
+
+    omega: Tensor
+    phase: Tensor
+
+    def __init__(
+        self,
+        dimension: int,
+        conserved: Quadratic | None,
+        features: int = 128,
+        measure: Measure = "ball",
+        lengthscale: float = 2.5,
+    ):
+        super().__init__()
+        self.conserved, self.measure, self.lengthscale = conserved, measure, lengthscale
+        self.register_buffer("omega", torch.randn(features, dimension))
+        self.register_buffer("phase", 2 * math.pi * torch.rand(features))
+        self.log_precision = nn.Parameter(torch.tensor(0.0))
+        self.log_variance = nn.Parameter(torch.tensor(-1.0))
+
+    def times(self, count: int, seed: int) -> Tensor:
+        """A set of tau (S, K), evenly spread; of no use without quantities."""
+        quantities = 0 if self.conserved is None else len(self.conserved.b)
+        return spread(self.measure, count, quantities, self.omega, seed) if quantities else self.omega.new_zeros(1, 0)
+
+    def features(self, x: Tensor, tau: Tensor) -> Tensor:
+        """J grad of each averaged feature at x (N, M): (N M, F)."""
+        frequencies = self.omega / self.lengthscale  # (F, M)
+        waves, phases = (
+            frequencies[:, None],
+            self.phase[:, None],
+        )  # (F, S, M) and (F, S): omega . (R x + t) = (R^T omega) . x + omega . t
+        if self.conserved is not None:
+            matrices, shifts = self.conserved.affine(tau)
+            waves = torch.einsum("fi,sij->fsj", frequencies, matrices)
+            phases = phases + frequencies @ shifts.mT
+        sines = torch.sin(x @ waves.mT + phases[:, None])  # (F, N, S)
+        gradients = sines @ waves * (-math.sqrt(2 / len(self.omega)) / waves.shape[1])  # (F, N, M)
+        return apply_j(gradients).flatten(1).mT
+
+    def values(self, x: Tensor) -> Tensor:
+        """phi(x) before averaging, (..., F): what the network of a symmetrised Hamiltonian is linear in."""
+        return math.sqrt(2 / len(self.omega)) * torch.cos(x @ self.omega.mT / self.lengthscale + self.phase)
+
+    def posterior_mean(self, x: Tensor, velocities: Tensor, tau: Tensor) -> Tensor:
+        """The mean of the weights w (F,), given velocities."""
+        with torch.no_grad():
+            features, precision = self.features(x, tau).double(), self.log_precision.double().exp()
+            variance = self.log_variance.double().exp() + FLOOR
+            mean = exact.posterior(features, velocities.double().reshape(-1, 1), precision.expand(features.shape[1]), variance)[
+                0
+            ]
+        return mean[:, 0].to(x)
+
+    def evidence(self, x: Tensor, velocities: Tensor, tau: Tensor) -> Evidence:
+        """Of all N M numbers in ``velocities`` (N, M); exact in double precision, for the given tau."""
+        variance = self.log_variance.double().exp() + FLOOR
+        return exact.at(
+            self.features(x, tau).double(), velocities.double().flatten(), self.log_precision.double().exp(), variance
+        )
+
+    def fit(
+        self,
+        x: Tensor,
+        velocities: Tensor,
+        steps: int,
+        samples: int,
+        lr: float = 0.05,
+        seed: int = 0,
+        watch: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """Ascend the evidence in everything that is trainable, with other tau at every step; the rate falls to zero as a cosine.
+
+        A and b have a weak prior, N(0, 1 / SHRINK) in units of the data: it takes from them what the evidence does not ask for.
+        """
+        optimiser = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        quantities = [] if self.conserved is None else list(self.conserved.parameters())
+        for step in range(steps):
+            log_evidence = self.evidence(x, velocities, self.times(samples, seed + step)).log_evidence
+            shrinkage = sum(SHRINK / 2 * p.square().sum() for p in quantities)
+            optimiser.zero_grad()
+            ((shrinkage - log_evidence) / len(x)).backward()
+            optimiser.step()
+            schedule.step()
+            if watch is not None:
+                watch(step, float(log_evidence.detach()) / len(x))
+
+    @contextmanager
+    def without(self, directions: Tensor) -> Iterator[None]:
+        """The same model with orthonormal ``directions`` (D, M M + M) of (A, b) projected out of its quantities, for a while."""
+        if self.conserved is None:
+            raise ValueError("Regression: there are no conserved quantities to take directions from")
+        kept = self.conserved
+        stack = stacked(kept)
+        rest = stack - stack @ directions.mT.to(stack) @ directions.to(stack)
+        dimension = kept.b.shape[1]
+        self.conserved = Quadratic.of(rest[:, : dimension**2].reshape(-1, dimension, dimension), rest[:, dimension**2 :])
+        try:
+            yield
+        finally:
+            self.conserved = kept
+
+
+def stacked(conserved: Quadratic) -> Tensor:
+    """(A_k, b_k) as rows, (K, M M + M). J is orthogonal: the singular values are those of the stack of generators."""
+    return torch.cat([conserved.A.flatten(1), conserved.b], 1).detach()

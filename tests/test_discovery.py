@@ -1,0 +1,228 @@
+"""Conserved quantities from trajectories: what is found, what it says of them, and what is refused."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from autosym.evidence import exact
+from autosym.noether import Search, discover
+from autosym.noether.conserved import Quadratic
+from autosym.noether.discovering import drift_of
+from autosym.noether.discovery import count_directions, readable
+from autosym.noether.dynamics import symmetrised, velocity
+from autosym.noether.known import catalogue, unitary
+from autosym.noether.regression import Regression
+from autosym.noether.systems import oscillators, pendulum
+from autosym.noether.trajectories import checked, velocities
+
+
+def trajectories(system, count=10, dt=0.1, steps=20, seed=0):
+    return system.trajectories(system.starts(count, torch.Generator().manual_seed(seed)), dt, steps)
+
+
+QUICK = Search(points=20, starts=2, steps=200)
+
+
+@pytest.fixture(scope="module")
+def oscillator():
+    return discover(trajectories(oscillators(1)), 0.1, search=QUICK)
+
+
+# ---- the exact variant
+
+
+@pytest.mark.parametrize("quantities", [0, 2])
+def test_features_are_velocities_of_the_symmetrised_hamiltonian(quantities):
+    model = Regression(4, Quadratic(4, 2, 0.3) if quantities else None, features=7).double()
+    x, tau = torch.randn(5, 4).double(), model.times(6, 0)
+    weights = torch.randn(7).double()
+    network = lambda y: model.values(y) @ weights  # noqa: E731
+    hamiltonian = symmetrised(network, model.conserved, tau) if quantities else network
+    assert_close(model.features(x, tau) @ weights, velocity(hamiltonian, x).flatten())
+
+
+def test_the_evidence_is_exact_and_its_gradient_right():
+    model = Regression(2, Quadratic(2, 1, 0.3), features=9).double()
+    x, v = torch.randn(4, 2).double(), torch.randn(4, 2).double()
+    tau = model.times(8, 0)
+    record = model.evidence(x, v, tau)
+    phi, variance = model.features(x, tau).detach(), float(model.log_variance.detach().exp()) + 1e-6
+    covariance = phi @ phi.mT + variance * torch.eye(8).double()
+    expected = torch.distributions.MultivariateNormal(torch.zeros(8).double(), covariance).log_prob(v.flatten())
+    assert float(record.log_evidence.detach()) == pytest.approx(float(expected), rel=1e-9)
+    assert record.bound_of is None
+    raw = model.conserved.raw.detach().clone().requires_grad_()
+
+    def value(raw):
+        phi = torch.func.functional_call(Features(model), {"model.conserved.raw": raw}, (x, tau))
+        return exact.at(phi, v.flatten(), 1.0, variance).log_evidence
+
+    torch.autograd.gradcheck(value, (raw,))
+
+
+class Features(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, tau):
+        return self.model.features(x, tau)
+
+
+def test_a_direction_is_taken_out_and_put_back():
+    model = Regression(2, Quadratic(2, 3, 0.3))
+    before = model.conserved
+    direction = next(unitary(1)).vector()[None].float()
+    with model.without(direction):
+        stack = torch.cat([model.conserved.A.flatten(1), model.conserved.b], 1)
+        assert (stack @ direction.mT).abs().max() < 1e-6
+        assert (stack - torch.cat([before.A.flatten(1), before.b], 1)).abs().max() > 0.01
+    assert model.conserved is before
+
+
+# ---- reading the result
+
+
+def test_an_oscillator_is_found_to_conserve_its_energy(oscillator):
+    assert oscillator.symmetries == 1
+    assert oscillator.parallelness(oscillators(1).conserved)[0] >= 0.99
+    (energy,) = oscillator.quantities
+    assert energy.name == "energy"
+    assert energy.angle < 8
+    assert energy.drift < 0.15
+    assert energy.nats > 3
+    assert oscillator.log_evidence > oscillator.log_evidence_without
+    assert "0.50 q1^2" in str(oscillator)
+    assert "You have 1 symmetry" in str(oscillator)
+
+
+def test_it_is_the_same_for_the_same_seed_and_leaves_the_generator_of_torch_alone():
+    short = dataclasses.replace(QUICK, steps=5, starts=1)
+    state = torch.random.get_rng_state()
+    one, two = (discover(trajectories(oscillators(1)), 0.1, search=short) for _ in range(2))
+    assert one.singular_values == two.singular_values
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert discover(trajectories(oscillators(1)), 0.1, search=short, seed=1).singular_values != one.singular_values
+
+
+def test_a_discovery_is_json_and_a_figure(oscillator):
+    pytest.importorskip("matplotlib")
+    held = json.loads(json.dumps(oscillator.as_dict(), allow_nan=False))
+    assert {"parallelness", "singular_values", "generators", "quantities", "residual"} <= held.keys()
+    assert np.shape(held["generators"]) == (1, 3, 3)
+    (G,) = np.array(held["generators"])
+    assert_close(torch.tensor(G[:2, :2]), torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64), atol=0.1, rtol=0)
+    assert len(oscillator.plot().axes) == 2
+
+
+def test_a_pendulum_conserves_nothing_of_degree_two():
+    wide = pendulum().trajectories(
+        torch.linspace(0.5, 2.8, 10).double()[:, None] * torch.tensor([[1.0, 0.0]]).double(), 0.1, 60
+    )
+    found = discover(wide, 0.1, search=dataclasses.replace(QUICK, points=60))
+    assert found.symmetries == 0, str(found)
+    assert "no symmetries" in str(found)
+    assert all(q.drift > 0.25 for q in found.drifting)
+
+
+@pytest.mark.slow
+def test_two_oscillators_have_four_symmetries():
+    found = discover(trajectories(oscillators(2)), 0.1)
+    assert found.symmetries == 4
+    assert found.singular_values[3] > 3 * found.singular_values[4]
+    assert min(found.parallelness(oscillators(2).conserved)) >= 0.98
+    assert {q.name for q in found.quantities} == {"energy 1", "energy 2", "exchange 1 2", "angular momentum 1 2"}
+
+
+def test_the_rule_of_counting():
+    assert count_directions(torch.tensor([2.0, 1.0, 0.3]), 1.0) == 2
+    assert count_directions(torch.tensor([2.0, 1.0, 0.3]), -1.0) == 0
+
+
+def test_a_rotated_span_is_read_as_the_known_quantities_in_it():
+    known = catalogue(2)
+    stack = torch.stack([one.vector() for one in unitary(2)])
+    turned = torch.linalg.qr(torch.randn(4, 4).double())[0] @ stack
+    assert_close(readable(turned, known, 1.0), stack, rtol=1e-9, atol=1e-9)
+    strange = torch.linalg.qr(torch.randn(20, 3).double())[0].mT
+    basis = readable(strange, known, 1.0)
+    assert torch.linalg.matrix_rank(torch.cat([basis, strange])) == 3
+
+
+def test_drift_tells_what_is_conserved_from_what_is_not():
+    x = trajectories(oscillators(1), steps=60)
+    energy, momentum = (
+        Quadratic.of(torch.eye(2)[None].double()),
+        Quadratic.of(torch.zeros(1, 2, 2).double(), torch.tensor([[0.0, 1.0]]).double()),
+    )
+    assert drift_of(energy, x) < 1e-4
+    assert drift_of(momentum, x) > 0.5
+
+
+# ---- data
+
+
+@pytest.mark.parametrize(("window", "order"), [(3, 2), (5, 4)])
+def test_velocities_have_their_order(window, order):
+    errors = []
+    for dt in (0.2, 0.1):
+        turned = Quadratic.of(torch.eye(2).double()[None]).flow(
+            torch.randn(3, 2).double(), dt * torch.arange(10).double()[:, None]
+        )
+        states, rates = velocities(turned.transpose(0, 1).detach(), dt, window)
+        errors.append(float((rates - velocity(oscillators(1).hamiltonian, states)).abs().max()))
+    assert errors[0] / errors[1] > 0.6 * 2**order
+
+
+def test_wide_windows_take_out_noise():
+    x = trajectories(oscillators(1), 10, 0.05, 60)
+    noisy = x + 0.01 * torch.randn_like(x)
+    errors = [float((velocities(noisy, 0.05, w)[1] - velocities(x, 0.05, w)[1]).square().mean()) for w in (5, 21)]
+    assert errors[1] < errors[0] / 20
+
+
+GOOD = np.random.default_rng(0).normal(size=(4, 9, 2))
+
+
+@pytest.mark.parametrize(
+    ("x", "dt", "match"),
+    [
+        (GOOD[0], 0.1, r"\(N, T, 2n\)"),
+        (GOOD[:, :, :1], 0.1, "must be even"),
+        (np.zeros((2, 9, 3)), 0.1, "must be even"),
+        (GOOD[:, :2], 0.1, "too short"),
+        (GOOD[:0], 0.1, "no trajectories"),
+        (np.where(np.arange(9)[None, :, None] == 4, np.nan, GOOD), 0.1, r"not finite, the first at \(0, 4, 0\)"),
+        ([[[1.0, 2.0]] * 3, [[1.0, 2.0]] * 4], 0.1, "all of one length"),
+        (GOOD, 0.0, "positive step"),
+        (GOOD, float("nan"), "positive step"),
+        (GOOD, [0.1, 0.2], "9 times"),
+        (GOOD, np.arange(9) ** 2.0, "irregular"),
+    ],
+)
+def test_bad_data_get_a_clear_error(x, dt, match):
+    with pytest.raises(ValueError, match=match):
+        discover(x, dt)
+
+
+def test_regular_times_serve_as_a_step():
+    assert checked(GOOD, np.linspace(0, 4, 9))[1] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("x", "keys", "match"),
+    [
+        (GOOD * np.array([1.0, 1000.0]), {}, "choose units"),
+        (np.ones((4, 9, 2)), {}, "nothing moves"),
+        (GOOD, {"space": 2}, "bodies in 2 dimensions"),
+        (GOOD, {"derivatives": GOOD[:, :5]}, "shape of the trajectories"),
+        (GOOD, {"search": Search(window=4)}, "window must be odd"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(x, keys, match):
+    with pytest.raises(ValueError, match=match):
+        discover(x, 0.1, **keys)

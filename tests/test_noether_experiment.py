@@ -1,0 +1,160 @@
+"""The published experiments in miniature, and the commands about dynamics."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from autosym import cli
+from autosym.experiments import noether
+from autosym.noether.dynamics import euler, symmetrised, velocity
+from autosym.noether.systems import oscillators
+
+SMALL = {
+    "epochs": 4,
+    "taus": 6,
+    "weights": 2,
+    "width": 8,
+    "substeps": 2,
+    "trajectories": 4,
+    "steps": 3,
+    "batch": 2,
+    "warmup": 1,
+}
+
+
+def small(name, **changes):
+    return replace(noether.RUNS[f"noether/{name}"], **(SMALL | changes))
+
+
+@pytest.mark.parametrize(
+    "name", ["oscillator/hnn", "oscillator/learned", "three-oscillators/oracle", "three-bodies/oracle", "three-bodies/learned"]
+)
+def test_every_kind_of_run_has_a_result(name, tmp_path):
+    run = small(name, integrator="midpoint" if "learned" in name else "euler")
+    result = noether.execute(run, results=tmp_path)
+    row = result["row"]
+    assert all(
+        math.isfinite(row[key]) for key in ("negative_elbo", "kl", "nll", "train_mse", "test_mse", "moved_mse", "wider_mse")
+    )
+    assert (row["parallelness"] is not None) == name.endswith("learned")
+    held = json.loads((tmp_path / f"{run.file}.json").read_text())
+    assert held["config"] == asdict(run)
+    assert {"torch", "commit", "device"} <= held["provenance"].keys()
+
+
+def test_the_oracles_have_their_groups():
+    counts = {
+        name: len(noether.quantities_of(noether.RUNS[f"noether/{name}/oracle"], noether.SYSTEMS[name]).b)
+        for name in noether.SYSTEMS
+    }
+    assert counts == {"oscillator": 1, "three-oscillators": 9, "three-bodies": 3}
+
+
+def test_the_batched_prediction_is_the_plain_one():
+    run = small("oscillator/learned")
+    learner = noether.Learner(run, "cpu")
+    x, tau = torch.randn(5, 2), torch.randn(6, 1)
+    weights = learner.posterior.sample(2)
+    predicted = noether.predict(run, learner.net, weights, learner.conserved.affine(tau), x)
+    for i in range(2):
+        w = {name: t[i] for name, t in weights.items()}
+        F = lambda y: torch.func.functional_call(learner.net, w, (y.reshape(-1, 2),)).reshape(y.shape[:-1])  # noqa: B023, E731
+        plain = euler(lambda y: velocity(symmetrised(F, learner.conserved, tau), y), x, run.dt, run.substeps)  # noqa: B023
+        assert_close(predicted[i], plain, rtol=1e-5, atol=1e-6)
+
+
+def test_every_group_of_the_optimiser_moves():
+    learner = noether.Learner(small("oscillator/learned", warmup=0), "cpu")
+    held = noether.data(learner.run, "cpu")
+    before = [[p.detach().clone() for p in group["params"]] for group in learner.optimiser.param_groups]
+    learner.epoch(0, held)
+    assert len(before) == 2
+    for group, old in zip(learner.optimiser.param_groups, before, strict=True):
+        assert all(not torch.equal(p, q) for p, q in zip(group["params"], old, strict=True) if p.numel() > 1)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tmp_path, monkeypatch):
+    run = small("oscillator/learned")
+    whole = noether.execute(run, results=tmp_path)["row"]
+    epoch = noether.Learner.epoch
+
+    def stops(self, number, held):
+        noether._save(self, tmp_path / "out", number, 0.0)
+        if number == 2:
+            raise KeyboardInterrupt
+        return epoch(self, number, held)
+
+    monkeypatch.setattr(noether.Learner, "epoch", stops)
+    with pytest.raises(KeyboardInterrupt):
+        noether.execute(run, out=tmp_path / "out", results=tmp_path)
+    monkeypatch.setattr(noether.Learner, "epoch", epoch)
+    again = noether.execute(run, out=tmp_path / "out", resume=True, results=tmp_path)["row"]
+    assert again["test_mse"] == whole["test_mse"]
+    assert again["singular_values"] == whole["singular_values"]
+    with pytest.raises(ValueError, match="other settings"):
+        noether.execute(replace(run, lr=0.1), out=tmp_path / "out", resume=True, results=tmp_path)
+
+
+def test_the_table_has_the_papers_numbers_and_says_what_is_missing(tmp_path, capsys):
+    assert cli.main(["table", "noether", "--results", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 9
+    assert all(row["negative_elbo"] is None for row in rows)
+    assert next(row for row in rows if row["name"] == "noether/oscillator/learned")["paper_negative_elbo"] == 3302.1
+    noether.execute(small("oscillator/hnn"), results=tmp_path)
+    assert noether.rows(tmp_path)[0]["negative_elbo"] is None, "a run with other settings is no cell"
+    held = {"row": {"negative_elbo": 3310.0}, "config": {"epochs": 5000}}
+    (tmp_path / "noether" / "oscillator_hnn-seed0.json").write_text(json.dumps(held))
+    assert noether.rows(tmp_path)[0]["negative_elbo"] == 3310.0
+    assert cli.main(["table", "noether", "--results", str(tmp_path)]) == 0
+
+
+# ---- commands
+
+
+def test_noether_of_a_file(tmp_path, capsys):
+    system = oscillators(1)
+    x = system.trajectories(system.starts(8, torch.Generator().manual_seed(0)), 0.1, 12).numpy()
+    np.savez(tmp_path / "data.npz", trajectories=x, t=0.1 * np.arange(13))
+    assert (
+        cli.main(
+            ["noether", str(tmp_path / "data.npz"), "--points", "10", "--json", "--plot", str(tmp_path / "a" / "plot.png")]
+        )
+        == 0
+    )
+    held = json.loads(capsys.readouterr().out)
+    assert {"parallelness", "singular_values", "generators"} <= held.keys()
+    assert (tmp_path / "a" / "plot.png").exists()
+
+
+def test_the_demo_prints_the_quantity_in_symbols(capsys):
+    assert cli.main(["noether", "--demo", "oscillator"]) == 0
+    shown = capsys.readouterr().out
+    assert "You have 1 symmetry" in shown
+    assert "q1^2" in shown
+    assert "parallelness" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "name one file"),
+        (["--demo", "lorenz"], "oscillator"),
+        (["missing.npz"], "does not exist"),
+        (["text.npz"], "no .npz file"),
+        (["other.npz"], "it needs trajectories"),
+        (["odd.npz"], "must be even"),
+    ],
+)
+def test_what_noether_refuses(arguments, match, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.npz").write_text("no zip")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    np.savez(tmp_path / "odd.npz", x=np.zeros((2, 9, 3)), dt=0.1)
+    assert cli.main(["noether", *arguments]) == 1
+    assert match in capsys.readouterr().err
