@@ -174,3 +174,10 @@ def test_data_that_are_not_finite_or_not_countable_are_refused():
     model[0].weight.data.mul_(1e300)
     with pytest.raises(ValueError, match="not finite"):
         kernel.at(model, (x, y))
+
+
+def test_the_prior_of_a_fit_is_one_of_its_kernel_evidence():
+    """Whatever the order in which the layers of a relaxed model run."""
+    model, data = problem("f-fc+conv", "categorical")
+    fit = autosym.fit(model, data, epochs=1)
+    assert torch.isfinite(kernel.at(model, data)(fit.prior).log_evidence)

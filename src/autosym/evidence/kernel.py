@@ -104,11 +104,11 @@ def at(
         for name, kernel in _kernels(model, x[inside], likelihood, None if rows is None else rows[inside], batch_size).items():
             kernels[name].append(kernel)
     return Kernel(
-        names=tuple(kernels),
-        kernels=tuple(torch.stack(of_parts).cpu() for of_parts in kernels.values()),
+        names=tuple(owned),  # in the order of the model, not of its forward pass: a fit's prior is one of this evidence too
+        kernels=tuple(torch.stack(kernels[name]).cpu() for name in owned),
         weight=size / len(x) * (1 if rows is None else width),
-        square_norms=torch.stack([owned[name].double().square().sum() for name in kernels]).cpu(),
-        sizes=torch.tensor([owned[name].numel() for name in kernels], dtype=torch.float64),
+        square_norms=torch.stack([owned[name].double().square().sum() for name in owned]).cpu(),
+        sizes=torch.tensor([owned[name].numel() for name in owned], dtype=torch.float64),
         statistic=statistic.cpu(),
         samples=size,
         outputs=width,
