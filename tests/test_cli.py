@@ -484,7 +484,7 @@ def test_a_table_without_results_says_what_to_do(capsys, tmp_path, monkeypatch):
 
 def test_an_unknown_table_names_the_tables(capsys):
     err = shown(capsys, "table", "spam", status=1).err
-    assert err == "autosym: no table is called 'spam'; there are: 1, 2, 3, quadrant-digits\n"
+    assert err == "autosym: no table is called 'spam'; there are: 1, 2, 3, noether, quadrant-digits\n"
 
 
 # ---- demo
