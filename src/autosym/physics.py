@@ -64,12 +64,12 @@ def _changed(search: Search, quantities: int | None, points: int | None) -> Sear
 
 
 def _demo(name: str, quantities: int | None, points: int | None, seed: int) -> tuple[Discovery, dict[str, Any]]:
-    """Ten short trajectories of a system, and what is found in them beside the truth."""
+    """Twenty short trajectories of a system, and what is found in them beside the truth."""
     if name not in DEMOS:
         raise ValueError(f"no demo is called {name!r}; there are: {', '.join(DEMOS)}")
     system, search = DEMOS[name]
     generator = torch.Generator().manual_seed(seed)
-    x = system.trajectories(system.starts(10, generator), 0.1, 20)
+    x = system.trajectories(system.starts(20, generator), 0.1, 20)
     found = discover(x, 0.1, space=system.space, search=_changed(search, quantities, points), seed=seed)
     truth = found.parallelness(system.conserved) if system.conserved else []
     return found, found.as_dict() | {"parallelness": truth, "demo": name, "true_symmetries": len(system.conserved)}

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autosym.noether.conserved import Quadratic
 from autosym.noether.known import Known, unit
 
 STANDS_OUT = 0.2  # of the largest singular value: below it a direction is what is left of the start
@@ -60,8 +61,6 @@ class Discovery:
 
     def generators(self) -> list[list[list[float]]]:
         """G = [[J A, J b], [0, 0]] of each quantity, in the units of the data."""
-        from autosym.noether.conserved import Quadratic
-
         made = (Quadratic.of(torch.tensor([q.A]), torch.tensor([q.b])) for q in self.quantities)
         return [quantity.generators()[0].tolist() for quantity in made]
 

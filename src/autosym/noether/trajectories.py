@@ -42,11 +42,11 @@ def _step(times: np.ndarray, states: int) -> float:
             )
         times = steps.mean()
     if times.ndim or not np.isfinite(times) or times <= 0:
-        raise ValueError(f"dt must be one positive step, or the {states} times of the states, got {dt_text(times)}")
+        raise ValueError(f"dt must be one positive step, or the {states} times of the states, got {_text(times)}")
     return float(times)
 
 
-def dt_text(times: np.ndarray) -> str:
+def _text(times: np.ndarray) -> str:
     return f"{float(times):g}" if times.ndim == 0 else f"an array of shape {times.shape}"
 
 
