@@ -45,6 +45,7 @@ def noether(
     """
     if (data is None) == (demo is None):
         raise ValueError("name one file of trajectories, or a system by --demo: " + ", ".join(DEMOS))
+    torch.set_num_threads(1)  # matrices are small: more threads wait for one another
     if demo is not None:
         found, result = _demo(demo, quantities, points, seed)
     else:
