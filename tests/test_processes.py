@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +119,19 @@ def test_torchrun_on_the_command_line(tmp_path):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
     assert histories[0][1]["log_evidence"] == pytest.approx(histories[1][1]["log_evidence"], rel=1e-4)
     assert two["row"]["evidence"] == pytest.approx(one["row"]["evidence"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_accelerate(tmp_path):
+    """Which wraps the model, and divides the loader so that samples repeat."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    script = [Path(__file__).with_name("accelerated.py"), tmp_path / "found.json"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run([*torchrun, *script], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.pop("processes") == 2
+    close(found, workers.wrapped())
 
 
 # ---- in one process
