@@ -116,7 +116,9 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
     if not isinstance(example, Tensor) or not example.is_floating_point():
         raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
     if not len(example) or not torch.isfinite(example).all():
-        raise ValueError("example is empty, or holds NaN or Inf: take a few sound samples of the model's inputs, (B, ...)")
+        raise ValueError(
+            "example is empty, or not finite (NaN or Inf): take a few sound samples of the model's inputs, (B, ...)"
+        )
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())
