@@ -122,7 +122,7 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
             f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
         )
     if not torch.isfinite(example).all():
-        raise ValueError("example holds NaN or Inf: take a few sound samples of the model's inputs, (B, ...)")
+        raise ValueError("example is not finite (NaN or Inf): take a few sound samples of the model's inputs, (B, ...)")
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())
