@@ -115,14 +115,14 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
     """What cannot become a relaxed model, by name, before any work."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is a {type(model).__name__}: relax takes a torch module")
-    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2:
         raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
     if not isinstance(paths, (str, Mapping)):
         raise TypeError(
             f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
         )
-    if not torch.isfinite(example).all():
-        raise ValueError("example is not finite (NaN or Inf): take a few sound samples of the model's inputs, (B, ...)")
+    if not len(example) or not torch.isfinite(example).all():
+        raise ValueError("example is empty, or not finite (NaN or Inf): take a few sound samples of the inputs, (B, ...)")
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
         raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
     names = dict(model.named_modules())

@@ -69,7 +69,7 @@ def equivariance_error(
     """
     x = next(batches(data, samples), (torch.empty(0),))[0][:samples]
     if not len(x):
-        raise ValueError("the data hold no samples to measure on (an iterator can be read only once)")
+        raise ValueError("the data are empty: no batch held a sample to measure on (an iterator can be read only once)")
     if not torch.isfinite(x).all():
         rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
         raise ValueError(f"the inputs are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
