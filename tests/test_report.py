@@ -445,7 +445,7 @@ def test_data_that_can_be_read_only_once_are_refused(fitted, tmp_path):
     fit, data = fitted
     with pytest.raises(ValueError, match="an iterator, which can be read only once"):
         fit.report(tmp_path / "r.html", iter([data]))
-    with pytest.raises(ValueError, match="no samples to measure on"):
+    with pytest.raises(ValueError, match="no batch held a sample to measure on"):
         equivariance_error(fit.model, "translations", [])
     assert list(tmp_path.iterdir()) == []
 
