@@ -55,7 +55,7 @@ ALLOWED = {
     "checkpoint": {"batching", "likelihoods", "priors", "proximal", "processes"},
     "logs": set(),
     "ranges": EVIDENCE_ROOMS,
-    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges"},
+    "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges", "wording"},
     "__init__": FITTED_ROOMS
     | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training", "comparison", "loop"},
     "comparison": FITTED_ROOMS | {"training"},

@@ -10,7 +10,7 @@ import pytest
 import autosym
 
 ROOT = Path(__file__).parent.parent
-RUN = ["index.md", "concepts.md", "new-layer.md", "new-evidence.md", "faq.md", "invariance.md", "noether.md"]
+RUN = ["index.md", "concepts.md", "new-layer.md", "new-evidence.md", "faq.md", "invariance.md", "noether.md", "own-loop.md"]
 
 
 def blocks(page):

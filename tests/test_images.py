@@ -433,3 +433,14 @@ def test_a_run_on_a_part_of_the_data_is_no_cell(folder, tmp_path):
     assert "samples16" in run.file.name
     assert (tmp_path / run.file.parent / f"{run.file.name}.json").exists()
     assert all(row["accuracy"] is None for row in images.rows("table1", table1.RUNS, table1.PAPER, tmp_path))
+
+
+def test_a_shorter_run_does_not_replace_a_longer_one(tmp_path):
+    long = {"config": {"epochs": 80}, "correct": [1, 0], "predicted": [3, 4]}
+    images.keep(dict(long), tmp_path / "cell")
+    with pytest.warns(UserWarning, match=r"cell\.json is of a longer run, and is not replaced"):
+        images.keep({"config": {"epochs": 2}, "correct": [1, 1], "predicted": [0, 0]}, tmp_path / "cell")
+    assert json.loads((tmp_path / "cell.json").read_text())["config"]["epochs"] == 80
+    assert np.load(tmp_path / "cell.npy").tolist() == [3, 4]
+    images.keep({"config": {"epochs": 90}, "correct": [1, 1], "predicted": [5, 5]}, tmp_path / "cell")
+    assert np.load(tmp_path / "cell.npy").tolist() == [5, 5]

@@ -206,6 +206,7 @@ def test_a_fit_shows_its_symmetry():
     model = nets.build("f-fc+conv", (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2)
     fit = autosym.fit(model, (x, y), epochs=2, burn_in=0, every=1)
     assert isinstance(fit.symmetry(), Symmetry)
-    assert fit.symmetry() == symmetry(model, fit.prior, fit.laplace)
+    assert fit.symmetry().paths == symmetry(model, fit.prior, fit.laplace).paths
+    assert "Caution: Nothing is established yet" in str(fit.symmetry())
     assert fit.history[-1]["free_share"].keys() == fit.symmetry().free_share().keys()
     assert torch.tensor([p.share for p in fit.symmetry()]).sum() == pytest.approx(2, abs=1e-6)

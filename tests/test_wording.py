@@ -125,7 +125,8 @@ def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
     learned, guessed = wording.summary(said_of(chance + 0.1)), wording.summary(said_of(chance - 0.1))
     assert learned["headline"].startswith("Layer 1 became translation-equivariant; layer 2 uses position")
     assert guessed["headline"] == (
-        "Nothing was learned: the log evidence, -1.109 nats per sample, is not above that of guessing one of 3 classes, -1.099."
+        "Nothing is established yet: the log evidence, -1.109 nats per sample, is not above that of guessing one of 3 classes, -1.099, "
+        "though accuracy may be; train longer, or on more data."
     )
     assert [layer["verdict"] for layer in guessed["layers"]] == ["guess", "guess"]
     assert not any("position" in layer["words"] or "became" in layer["words"] for layer in guessed["layers"])
@@ -141,7 +142,7 @@ def test_random_labels_are_not_a_symmetry():
     fit = autosym.fit(small(), data, epochs=40, lr=0.02)
     assert float(fit.evidence.log_evidence) / 60 < -1.0986
     text = page.html(findings.contents(fit))
-    assert "Nothing was learned: " in text
+    assert "Nothing is established yet: " in text
     assert not re.search("became|use position|uses position|counts as symmetric", text)
 
 
@@ -202,3 +203,29 @@ def test_what_a_difference_in_nats_means():
     ]  # fmt: skip
     assert wording.odds(math.log(20)) == "20 : 1"
     assert wording.odds(1000.0) == "10⁴³⁴ : 1"
+
+
+def ranges(*values):
+    return [{"ranges": {"rotation (degrees)": value}} for value in values]
+
+
+def test_a_range_that_still_moves_is_said():
+    (said,) = wording.widening(ranges(5, 10, 15, 20, 25, 26, 28, 31))
+    assert "rotation (degrees) went from 26 to 31" in said
+    assert wording.widening(ranges(5, 60, 120, 150, 170, 179, 180, 180)) == []
+    assert wording.widening(ranges(5, 31)) == [], "too few steps to tell"
+    assert wording.widening([{"loss": 1.0}]) == []
+
+
+def test_what_belongs_beside_a_table():
+    known = {
+        "evidence": {"log_evidence": -50.0},
+        "samples": 100,
+        "outputs": 3,
+        "likelihood": "categorical",
+        "schedule": {"step": "mackay"},
+    }
+    assert wording.doubts(known | {"history": ranges(5, 10, 15, 20, 25, 26, 28, 31)})[0].startswith("Over the last quarter")
+    (said,) = wording.doubts(known | {"evidence": {"log_evidence": -500.0}})
+    assert said.startswith("Nothing is established yet")
+    assert wording.doubts(known | {"evidence": {"log_evidence": -500.0}, "schedule": {"step": "none"}}) == []

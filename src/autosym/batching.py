@@ -42,7 +42,9 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
         data = DataLoader(data, batch_size, shuffle=shuffled, generator=shuffle or Generator())
     for batch in data:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
-            raise TypeError(f"each batch must be a pair (inputs, targets) of tensors, got {type(batch).__name__}")
+            raise TypeError(
+                f"each batch must be a pair (inputs, targets) of tensors, got {type(batch).__name__}: use torch.as_tensor for arrays"
+            )
         inputs, targets = batch
         if len(inputs) != len(targets):
             raise ValueError(f"a batch holds {len(inputs)} inputs but {len(targets)} targets")

@@ -101,11 +101,11 @@ def fit(
         return
     for note in result["notes"]:
         print(f"Note: {note}.")
-    _show_symmetry(Path(data).stem, result["symmetry"])
-    row = result["row"]
     print(result["headline"])
     for caution in result["cautions"]:
         print(f"Caution: {caution}")
+    _show_symmetry(Path(data).stem, result["symmetry"])
+    row = result["row"]
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
     print(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
@@ -247,8 +247,14 @@ def run(
         json: print the result as JSON and nothing else.
     """
     if name == "rotated-digits":
+        if all or resume or seeds != 1 or samples is not None:
+            raise ValueError(f"{name} trains its three variants at a time; for other options name one, e.g. {name}/full")
         found = rotated_digits.run_all(out or Path("runs") / name, epochs, seed)
-        print(json_format.dumps(found)) if json else rotated_digits.show(found)
+        if json:
+            print(json_format.dumps(found))
+            return
+        rotated_digits.show(found)
+        print(f"Written: {(out or Path('runs') / name) / 'result.json'}, and the files of each variant beside it")
         return
     named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
     named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}

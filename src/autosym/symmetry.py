@@ -45,6 +45,7 @@ class Symmetry:
 
     paths: tuple[PathShare, ...]
     ranges: tuple[Range, ...] = ()
+    cautions: tuple[str, ...] = ()  # what must be known before they are relied on
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -61,11 +62,14 @@ class Symmetry:
         return [asdict(path) | {"share": None if math.isnan(path.share) else path.share} for path in self.paths]
 
     def __str__(self) -> str:
-        if self.ranges:
-            invariant = f"averaged over {'; '.join(map(str, self.ranges))}"
-            return "\n".join([invariant, *([str(Symmetry(self.paths))] if self.paths else [])])
+        said = [f"averaged over {'; '.join(map(str, self.ranges))}"] if self.ranges else []
+        if self.paths or not said:
+            said.append(self._table())
+        return "\n".join([*said, *(f"Caution: {caution}" for caution in self.cautions)])
+
+    def _table(self) -> str:
         if not self.paths:
-            return "no relaxed layer: build one by autosym.nets.build or autosym.layers.Relaxed"
+            return "no relaxed layer: make them by autosym.relax(model, example), or build a network by autosym.nets.build"
         rows = [("layer", "path", "", "precision", "effective / all", "share")]
         for p in self.paths:
             precision = "  ".join(f"{name} {value:.3g}" for name, value in p.precision.items())

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from autosym import likelihoods, logs, processes
+from autosym import likelihoods, logs, processes, wording
 from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, is_pair, size_of
 from autosym.capture import Captured
 from autosym.checkpoint import State
@@ -145,7 +145,16 @@ class Fit:
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
-        return symmetry(self.model, self.prior, self.estimate)
+        found = symmetry(self.model, self.prior, self.estimate)
+        known = {
+            "evidence": {"log_evidence": float(self.evidence.log_evidence)},
+            "samples": self.evidence.samples,
+            "outputs": self.estimate.outputs,
+            "likelihood": self.likelihood.name,
+            "schedule": {"step": self.schedule.step},
+            "history": self.history,
+        }
+        return replace(found, cautions=tuple(wording.doubts(known)))
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""

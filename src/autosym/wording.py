@@ -30,7 +30,7 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "headline": guess or said,
         "layers": layers(symmetry, learned, approximate, bool(guess)),
-        "cautions": [] if guess or not learned or not symmetry else cautions(history),
+        "cautions": [] if guess or not learned else [*(cautions(history) if symmetry else []), *widening(history)],
     }
 
 
@@ -44,7 +44,8 @@ def guessing(contents: Mapping[str, Any]) -> str:
         return ""
     own, chance = evidence / samples, -math.log(outputs)
     figures = f"{own:.3f} nats per sample, is not above that of guessing one of {outputs} classes, {chance:.3f}"
-    return f"Nothing was learned: the log evidence, {figures}." if own <= chance else ""
+    more = "though accuracy may be; train longer, or on more data"
+    return f"Nothing is established yet: the log evidence, {figures}, {more}." if own <= chance else ""
 
 
 def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -63,6 +64,29 @@ def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
         f"The evidence was still rising when precisions were learned for the last time, by {rise:.3g} nats over the last of its "
         "steps: train longer before you rely on the shares."
     ]
+
+
+def widening(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which learned ranges still moved when they were learned for the last time."""
+    found = [line["ranges"] for line in history if line.get("ranges")]
+    moved = []
+    for name, last in found[-1].items() if len(found) > 3 else ():
+        before = found[-1 - len(found) // 4][name]
+        if abs(last - before) > RISING * abs(last):
+            moved.append(f"{name} went from {before:.3g} to {last:.3g}")
+    if not moved:
+        return []
+    return [
+        f"Over the last quarter of its steps {', '.join(moved)}: train longer, or take more or longer steps (every=1, hyper_lr)."
+    ]
+
+
+def doubts(contents: Mapping[str, Any]) -> list[str]:
+    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled."""
+    if (contents.get("schedule") or {}).get("step") == "none":
+        return []
+    guess, history = guessing(contents), contents.get("history") or []
+    return [guess] if guess else [*cautions(history), *widening(history)]
 
 
 def layers(

@@ -1,6 +1,7 @@
 """What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
 
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,9 +126,16 @@ def execute(
 
 
 def keep(result: dict[str, Any], file: Path) -> None:
-    """Write a result to ``file``.json, and the labels it predicts, which it then no longer holds, to ``file``.npy."""
+    """Write a result to ``file``.json, and the labels it predicts, which it then no longer holds, to ``file``.npy.
+
+    A shorter run does not replace the result of a longer one: a trial would cost hours.
+    """
     predicted = [result.pop(key) for key in ("correct", "predicted")][1]
+    kept = file.with_name(f"{file.name}.json")
     if not processes.first():
+        return
+    if kept.exists() and runs.read(kept)["config"]["epochs"] > result["config"]["epochs"]:
+        warnings.warn(f"{kept} is of a longer run, and is not replaced: this result is in the folder of its run", stacklevel=2)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f"{file.name}.tmp")
