@@ -31,9 +31,9 @@ from autosym.likelihoods import Categorical
 from autosym.priors import Prior
 from autosym.provenance import provenance
 from autosym.proximal import Weights
+from autosym.schedules import Schedule
 from autosym.sites import sites, sizes
 from autosym.symmetry import symmetry
-from autosym.training import Schedule
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
 BASE = Schedule(epochs=50, batch_size=128, lr=0.004, relative=False, trust=0.5, every=2)

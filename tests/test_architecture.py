@@ -24,7 +24,7 @@ EVIDENCE_ROOMS = {
     "curvature",
     "evidence",
 }
-FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "symmetry", "tables"}
+FITTED_ROOMS = EVIDENCE_ROOMS | LAYER_ROOMS | {"predictive", "schedules", "symmetry", "tables"}
 ALLOWED = {
     "groups": set(),
     "likelihoods": set(),
@@ -54,6 +54,7 @@ ALLOWED = {
     "proximal": {"likelihoods", "priors", "processes"},
     "checkpoint": {"batching", "likelihoods", "priors", "proximal", "processes"},
     "logs": set(),
+    "schedules": set(),
     "ranges": EVIDENCE_ROOMS,
     "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges", "wording"},
     "__init__": FITTED_ROOMS

@@ -13,7 +13,8 @@ from autosym.comparison import short_of_mode
 from autosym.evidence import laplace
 from autosym.likelihoods import Gaussian
 from autosym.priors import Prior
-from autosym.training import Fit, Schedule
+from autosym.schedules import Schedule
+from autosym.training import Fit
 from models import images, regression, small
 
 NOISE, PRECISION = 0.5, 2.0

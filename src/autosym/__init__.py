@@ -11,8 +11,9 @@ from autosym.likelihoods import Categorical, Gaussian
 from autosym.loop import Learner
 from autosym.predictive import Predictive, calibration_error
 from autosym.priors import Prior
+from autosym.schedules import Schedule
 from autosym.symmetry import Symmetry
-from autosym.training import Fit, Schedule, fit
+from autosym.training import Fit, fit
 
 __version__ = "0.1.0.dev0"
 __all__ = [

@@ -20,7 +20,8 @@ from autosym.equivariance import EquivarianceError, equivariance_error
 from autosym.experiments.running import CHECKPOINT, METHODS, in_percent, start_anew, write
 from autosym.predictive import Scores, scores
 from autosym.provenance import provenance
-from autosym.training import Schedule, fit
+from autosym.schedules import Schedule
+from autosym.training import fit
 
 WEIGHT_STEPS = 1500  # of training, at least
 LARGEST = 32  # pixels of a side, where no size was asked for

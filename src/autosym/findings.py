@@ -25,8 +25,9 @@ from autosym.likelihoods import Categorical, Gaussian
 from autosym.paths import Conv, Dense, FactoredIn, FactoredOut, GroupConv, Path
 from autosym.predictive import reliability, scores
 from autosym.provenance import provenance
+from autosym.schedules import Schedule
 from autosym.sparse import SparseConv, SparseIn, SparseOut
-from autosym.training import Fit, Schedule
+from autosym.training import Fit
 
 GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side

@@ -20,9 +20,10 @@ from autosym.evidence.laplace import Laplace
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
+from autosym.schedules import Schedule
 from autosym.sites import sites
 from autosym.symmetry import Symmetry, symmetry
-from autosym.training import Schedule, evidence_step
+from autosym.training import evidence_step
 
 
 class Learner:

@@ -38,96 +38,9 @@ from autosym.predictive import Link, Predictive, predictive
 from autosym.priors import Prior
 from autosym.proximal import Weights
 from autosym.ranges import Ranges
+from autosym.schedules import Schedule
 from autosym.sites import sites, sizes
 from autosym.symmetry import Symmetry, symmetry
-
-Step = Literal["mackay", "gradient", "none"]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a fit proceeds: weights in every epoch, precisions (and noise) in some, between burn-in and settling."""
-
-    epochs: int = 100
-    batch_size: int = 64
-    optimiser: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.05  # of Adam in units of the initial size (root mean square) of each path's weights, so that all move alike;
-    relative: bool = True  # if False, and with SGD, in units of the weights themselves
-    momentum: float = 0.9
-    warmup: float = 0.05  # the part of the run over which the rate rises from 0, before it falls as a cosine
-    clip: float = math.inf  # of the norm of the likelihood's gradient
-    step: Step = "mackay"  # the evidence step: closed form and damped, "gradient" (Adam), or "none" (MAP)
-    burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
-    settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
-    every: int = 2  # epochs between evidence steps
-    damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
-    trust: float = 2.0  # and at most this far (nats)
-    hyper_steps: int = 20  # Adam steps of a "gradient" step,
-    hyper_lr: float = 0.1  # and their rate; also that of the ranges of transformations (``symmetrise``), one step each time
-    sampled: bool = True  # curvature of evidence steps by one backward pass in all instead of one for each output,
-    subset: int | None = None  # and on so many samples
-    kernel: int | None = None  # or by the kernel of so many samples, one output of each: for many classes
-    sampled_end: bool = False  # the same for the evidence at the end
-    start_cap: float = 1.0  # precisions start no higher with evidence: weights must hear the data before they are judged
-
-    def __post_init__(self) -> None:
-        wrong = [
-            f"{name} = {getattr(self, name)!r} ({rule})"
-            for name, fine, rule in (
-                ("epochs", self.epochs >= 1, "at least 1"),
-                ("batch_size", self.batch_size >= 1, "at least 1"),
-                ("optimiser", self.optimiser in ("adam", "sgd"), "'adam' or 'sgd'"),
-                ("lr", 0 < self.lr < math.inf, "positive"),
-                ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
-                ("warmup", 0 <= self.warmup < 1, "in [0, 1)"),
-                ("clip", self.clip > 0, "positive"),
-                ("step", self.step in ("mackay", "gradient", "none"), "'mackay', 'gradient' or 'none'"),
-                ("burn_in", self.burn_in is None or self.burn_in >= 0, "0 or more"),
-                ("settle", 0 <= self.settle < 1, "in [0, 1)"),
-                ("every", self.every >= 1, "at least 1"),
-                ("damping", 0 < self.damping <= 1, "in (0, 1]"),
-                ("trust", self.trust > 0, "positive"),
-                ("hyper_steps", self.hyper_steps >= 1, "at least 1"),
-                ("hyper_lr", self.hyper_lr > 0, "positive"),
-                ("subset", self.subset is None or self.subset >= 1, "at least 1"),
-                ("kernel", self.kernel is None or self.kernel >= 1, "at least 1"),
-                ("start_cap", self.start_cap > 0, "positive"),
-            )
-            if not fine
-        ]
-        if wrong:
-            raise ValueError(f"a schedule cannot have {', '.join(wrong)}")
-
-    @staticmethod
-    def paper(epochs: int = 1000, **changes: Any) -> "Schedule":
-        """The published schedule: SGD, exact curvature, 20 Adam steps on log precisions every 5 epochs after the tenth."""
-        published: dict[str, Any] = {
-            "batch_size": 128,
-            "optimiser": "sgd",
-            "lr": 0.01,
-            "warmup": 0.0,
-            "step": "gradient",
-            "burn_in": min(10, epochs // 10),
-            "settle": 0.0,
-            "every": 5,
-            "sampled": False,
-        }
-        return Schedule(epochs, **(published | changes))
-
-    def rate(self, done: float) -> float:
-        """The rate when the part ``done`` of the run is over: up to ``lr``, then down as a cosine."""
-        warm = min(1.0, (done + 1e-3) / self.warmup) if self.warmup else 1.0
-        return self.lr * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
-
-    def evidence_epochs(self) -> range:
-        """The epochs, counted from 1, that end with an evidence step."""
-        if self.step == "none":
-            return range(0)
-        burn_in = self.epochs // 10 if self.burn_in is None else self.burn_in
-        first = min(burn_in + self.every, self.epochs)  # a short run has one evidence step
-        if burn_in >= self.epochs:
-            raise ValueError(f"burn_in = {burn_in} leaves no evidence step in {self.epochs} epochs: lower it, or step='none'")
-        return range(first, max(first, math.ceil(self.epochs * (1 - self.settle))) + 1, self.every)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from autosym import data, nets
 from autosym.experiments.running import train_and_measure
-from autosym.training import Schedule
+from autosym.schedules import Schedule
 
 TASKS = ("upright", "turned")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from autosym import data, nets, processes, runs
 from autosym.experiments.running import METHODS, train_and_measure, write
 from autosym.report import draw_precisions, draw_shares, print_table
-from autosym.training import Schedule
+from autosym.schedules import Schedule
 
 Pair = tuple[Tensor, Tensor]
 RESULTS = Path("results")

@@ -31,7 +31,7 @@ from autosym.experiments.running import train_and_measure
 from autosym.predictive import calibration_error
 from autosym.provenance import provenance
 from autosym.report import print_table
-from autosym.training import Schedule
+from autosym.schedules import Schedule
 
 Pair = tuple[Tensor, Tensor]
 FEATURES, FREQUENCY, COPIES = 1024, 0.3, 32  # the paper's

@@ -19,7 +19,7 @@ from autosym import data, nets
 from autosym.experiments.running import METHODS, train_and_measure
 from autosym.provenance import provenance
 from autosym.report import draw_shares
-from autosym.training import Schedule
+from autosym.schedules import Schedule
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
 MODELS = ("fc", "conv", "f-fc+conv")

@@ -23,7 +23,7 @@ from autosym.averaging import Symmetrised, symmetrise
 from autosym.experiments.running import train_and_measure, write
 from autosym.provenance import provenance
 from autosym.report import print_table
-from autosym.training import Schedule
+from autosym.schedules import Schedule
 
 VARIANTS = {"full": 180.0, "half": 90.0, "none": 0.0}
 

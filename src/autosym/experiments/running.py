@@ -17,7 +17,8 @@ from autosym.averaging import described
 from autosym.batching import Augment
 from autosym.predictive import Scores, scores
 from autosym.provenance import provenance
-from autosym.training import Schedule, Step, fit
+from autosym.schedules import Schedule, Step
+from autosym.training import fit
 
 CHECKPOINT = "checkpoint.safetensors"
 METHODS: dict[str, Step] = {"map": "none", "evidence": "mackay"}
