@@ -48,6 +48,7 @@ def jitter(x: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
 
 def train(folder: Path, epochs: int = EPOCHS, resume: bool = True) -> autosym.Fit:
     """The run: deterministic, augmented, with a checkpoint at the end of every epoch."""
+    torch.set_num_threads(1)  # in this process and in those it starts: bits depend on the number of threads
     model, data = problem()
     options: dict[str, Any] = {"checkpoint": folder / "c.safetensors", "checkpoint_seconds": 0, "history": folder / "h.jsonl"}
     return autosym.fit(model, data, epochs=epochs, batch_size=16, augment=jitter, resume=resume, **options)

@@ -294,7 +294,11 @@ def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, npz):
         command(*arguments, "--out", tmp_path / "a", "--json"), env=ENVIRONMENT, capture_output=True, check=True
     )
     with subprocess.Popen(
-        command(*arguments, "--out", tmp_path / "b", "--json"), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        command(*arguments, "--out", tmp_path / "b", "--json"),
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it, and so would we
     ) as process:
         history = tmp_path / "b" / "history.jsonl"
         while process.poll() is None and not (history.exists() and history.read_text().count("\n") > 3):
