@@ -15,6 +15,7 @@ from autosym.sites import Tape
 from models import convnet, draw, mlp, randomised
 
 MODELS = {
+    "averaged": lambda: (autosym.symmetrise(mlp(2, 5, 3), {"rotation": 1.0}, samples=4).double(), (2,)),
     "mlp": lambda: (mlp(5, 4, 3), (5,)),
     "convolutions": lambda: (convnet(), (2, 6, 5)),
     "f-fc+conv": lambda: (
@@ -34,7 +35,7 @@ def problem(name, kind, samples=9):
 def full_log_evidence(model, data, kind, precision, sigma=1.0):
     """log lik + log prior + P/2 log 2 pi - 1/2 log det of the whole GGN plus the prior's precisions, dense."""
     x, y = data
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     f = model(x).detach()
     jacobians = jacrev(lambda p: functional_call(model, p, (x,)))(parameters)
     jacobian = torch.cat([jacobians[name].reshape(*f.shape, -1) for name in parameters], -1)

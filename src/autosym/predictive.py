@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autosym.likelihoods import Gaussian, Likelihood
 from autosym.priors import Prior
-from autosym.sites import Tape, refuse_batch_dependence, sites
+from autosym.sites import linearised, refuse_batch_dependence
 
 Link = Literal["probit", "monte-carlo"]
 
@@ -74,30 +74,16 @@ def _linearised(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Mean and covariance of f: J Sigma J^T is summed over paths in the eigenbasis of each."""
-    columns: dict[str, Tensor] = {}
-
-    def together(t: Tensor) -> Tensor:
-        """Copies of a sample (``averaging``) are as good as positions: (B, copies S, K, d)."""
-        return t.unflatten(0, (len(x), -1)).flatten(1, 2)
-
-    see = lambda name, path, x: columns.__setitem__(name, together(path.columns(x)))  # noqa: E731
-    with Tape(sites(model), see, reduce=False) as tape, torch.enable_grad():
-        f = tape.record(model, x)
-        rows: dict[str, list[Tensor]] = {name: [] for name in columns}
-        for output in range(f.shape[1]):
-            cotangent = torch.zeros_like(f)
-            cotangent[:, output] = 1
-            for names, row in tape.backward(f, cotangent):
-                for name in names:
-                    rows[name].append(together(row.detach()))
+    f, found = linearised(model, x, lambda f: torch.diag_embed(torch.ones_like(f)))
     covariance = torch.zeros(len(x), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device)
     for name, (products, U, V) in eigenvectors.items():
-        a = torch.einsum("bski,kij->bskj", columns[name].double(), V)
-        for_block = torch.einsum("bcsko,kop->bcskp", torch.stack(rows[name], 1).double(), U)
+        columns, rows = found[name]
+        a = torch.einsum("bski,kij->bskj", columns.double(), V)
+        for_block = torch.einsum("bcsko,kop->bcskp", rows.double(), U)
         jacobian = torch.einsum("bcsko,bski->bckoi", for_block, a) * (scale * products + precision[name]).rsqrt()
         jacobian = jacobian.flatten(2)
         covariance += jacobian @ jacobian.mT
-    return f.detach().double(), covariance
+    return f.double(), covariance
 
 
 def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, seed: int) -> Tensor:

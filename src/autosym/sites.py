@@ -129,6 +129,29 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     return (activations + 3 * largest) / len(x)
 
 
+def linearised(
+    model: nn.Module, x: Tensor, root: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    """The outputs f (B, D), and for every path columns (B, S, K, in) and rows (B, C, S, K, out) for the C columns of root(f): (B, D, C).
+
+    The sum over positions of their products is the Jacobian of root(f)^T f. Copies of a sample (``averaging``) are as good as positions.
+    """
+    columns: dict[str, Tensor] = {}
+
+    def together(t: Tensor) -> Tensor:
+        return t.unflatten(0, (len(x), -1)).flatten(1, 2)
+
+    see = lambda name, path, x: columns.__setitem__(name, together(path.columns(x)))  # noqa: E731
+    with Tape(sites(model), see, reduce=False) as tape, torch.enable_grad():
+        f = tape.record(model, x)
+        rows: dict[str, list[Tensor]] = {name: [] for name in columns}
+        for cotangent in root(f.detach()).unbind(2):
+            for names, row in tape.backward(f, cotangent):
+                for name in names:
+                    rows[name].append(together(row.detach()))
+    return f.detach(), {name: (columns[name], torch.stack(rows[name], 1)) for name in columns}
+
+
 def refuse_batch_dependence(model: nn.Module) -> None:
     """Refuse models whose output for a sample depends on its batchmates, or on chance."""
     if torch.is_inference_mode_enabled():

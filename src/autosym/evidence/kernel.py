@@ -9,8 +9,8 @@ a lower bound whose cost does not depend on the number of outputs.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from autosym.evidence.laplace import closed_form_step
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
-from autosym.sites import Tape, refuse_batch_dependence, sites, verify
+from autosym.sites import linearised, refuse_batch_dependence, sites, verify
 
 FULL = "the Laplace evidence with the full Gauss-Newton matrix"
 
@@ -95,7 +95,7 @@ def at(
         raise ValueError(f"outputs must be 'all' or 'one', got {outputs!r}")
     x, statistic, size, width = _chosen(model, data, likelihood, samples, parts, batch_size, seed)
     per_part = len(x) // parts
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 1)  # not the draws of the samples
     rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
     owned = {site.name: site.parameter.detach() for site in sites(model)}
     kernels: dict[str, list[Tensor]] = {name: [] for name in owned}
@@ -163,7 +163,8 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
     inputs: dict[str, list[Tensor]] = {}
     for begin in range(0, len(x), batch_size):
         inside = slice(begin, begin + batch_size)
-        for name, columns, g in _gradients(model, x[inside], likelihood, None if chosen is None else chosen[inside]):
+        root = likelihood.root if chosen is None else partial(_one_column, likelihood, chosen[inside])
+        for name, (columns, g) in linearised(model, x[inside], root)[1].items():
             if columns.shape[1] == 1:  # one position: its kernel is a product, without the gradients themselves
                 inputs.setdefault(name, []).append(columns[:, 0])
                 parts.setdefault(name, []).append(g[:, :, 0])
@@ -190,19 +191,5 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
     return kernels
 
 
-def _gradients(
-    model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """For every path its columns (B, S, K, in) and rows (B, C, S, K, out) for the columns of R, or for the chosen one of each."""
-    columns: dict[str, Tensor] = {}
-    see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
-    with Tape(sites(model), see) as tape, torch.enable_grad():
-        f = tape.record(model, x)
-        root = likelihood.root(f.detach()) if chosen is None else likelihood.column(f.detach(), chosen)[:, :, None]
-        rows: dict[str, list[Tensor]] = {name: [] for name in columns}
-        for column in root.unbind(2):
-            for names, g in tape.backward(f, column):
-                for name in names:
-                    rows[name].append(g.detach())
-    for name, found in rows.items():
-        yield name, columns[name], torch.stack(found, 1)
+def _one_column(likelihood: Likelihood, chosen: Tensor, f: Tensor) -> Tensor:
+    return likelihood.column(f, chosen)[:, :, None]
