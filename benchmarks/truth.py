@@ -1,22 +1,30 @@
 """How often is the answer right? Planted cases whose symmetry is known, by ``fit`` as it comes. None of them chose a default.
 
-    python benchmarks/truth.py [--jobs 2] [--json]          all cases; writes benchmarks/results/truth.json
+    python benchmarks/truth.py [--jobs 14] [--json]         all cases; writes benchmarks/results/truth.json
     python benchmarks/truth.py --only teacher --limit 4     some of them, printed only
 
-Three questions, each with data where the answer is yes and data where it is no:
+Four questions, each with data where the answer is yes and data where it is no:
 
-- teacher: are labels, given by a random teacher network, invariant to translations? Convolutional and dense teachers, three sizes of
-  data. The answer is yes if every layer of F-FC+CONV has a free share below 5 %.
+- teacher: are labels, given by a random teacher network, invariant to translations? Convolutional teachers (yes), dense ones and
+  the mean of a convolutional and a dense one (no: strength 1 and 0.5), three sizes of data. The answer is yes if every layer of
+  F-FC+CONV has a free share below 5 %.
 - quadrant: digits in one of four quadrants; the digit (yes), or digit and quadrant (no). The same rule.
-- turned: shifted digits, turned by quarter turns (yes) or upright (no). The answer is yes if a network over C4 has more evidence than
-  a convolutional one.
+- turned: shifted digits, turned by quarter turns (yes) or upright (no), two sizes of data. The answer is yes if a network over C4
+  has more evidence than a convolutional one of as many channels.
+- flipped: shifted digits, half of them mirrored; the digit (yes), or digit and whether it is mirrored (no), two sizes of data. The
+  answer is yes if a network over left-right flips has more evidence than a convolutional one of as many channels.
+
+Every case that is done is a line of truth.jsonl beside the result: a run that was stopped goes on where it was. A line of another
+commit or length of training is not taken.
 """
 
 import argparse
 import json
 import math
 import os
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -27,27 +35,36 @@ from torch import Tensor
 
 import autosym
 from autosym import data, nets
-from autosym.provenance import provenance
+from autosym.provenance import commit, provenance
 
 OUT = Path(__file__).parent / "results" / "truth.json"
 FIRST_SEED = 1000  # far from those the defaults were looked at with
 STRICT = 0.05
+TEACHER = {"width": 8, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
+QUADRANT = {"width": 12, "channels": (1, 2, 4, 8), "strides": (2, 2, 2, 2), "hidden": 8}
+GROUP = {"channels": (1, 2, 4), "strides": (2, 2, 2), "hidden": 8}
+RIVALS = {"turned": ("gconv:c4", 3), "flipped": ("gconv:flip-horizontal", 6)}  # 12 channels, as conv
 
 
 @dataclass(frozen=True)
 class Case:
-    """One planted case: the question, whether the symmetry is there, how many samples, and the seed of everything."""
+    """One planted case: the question, whether the symmetry is there, how many samples, the seed of everything.
+
+    ``strength`` is that of what breaks the symmetry, where something does: the part of a teacher that is dense.
+    """
 
     question: str
     symmetric: bool
     samples: int
     seed: int
+    strength: float = 1.0
 
 
+PLANTS = [(True, 1.0), (False, 1.0), (False, 0.5)]  # symmetric, strength
 CASES = [
-    *(Case("teacher", s, n, FIRST_SEED + i) for n in (300, 900, 2700) for s in (True, False) for i in range(4)),
+    *(Case("teacher", s, n, FIRST_SEED + i, w) for n in (300, 900, 2700) for s, w in PLANTS for i in range(4)),
     *(Case("quadrant", s, 1437, FIRST_SEED + i) for s in (True, False) for i in range(4)),
-    *(Case("turned", s, 1437, FIRST_SEED + i) for s in (True, False) for i in range(5)),
+    *(Case(q, s, n, FIRST_SEED + i) for q in RIVALS for n in (500, 1437) for s in (True, False) for i in range(3)),
 ]
 
 
@@ -61,17 +78,28 @@ def gratings(samples: int) -> Tensor:
     return x / x.std()
 
 
+def teachers(case: Case, classes: int) -> list[tuple[float, nets.Net]]:
+    """Random networks and the part of each in the logits: a convolutional one, a dense one, or both."""
+    torch.manual_seed(case.seed)
+    dense = 0.0 if case.symmetric else case.strength
+    parts = {"conv": 1 - dense, "fc": dense}
+    return [(part, nets.build(name, (1, 8, 8), classes, **TEACHER)) for name, part in parts.items() if part]
+
+
 def teacher_data(case: Case, classes: int = 3) -> tuple[Tensor, Tensor]:
     """Gratings that a random teacher is surest of, the same number of each class, with its answers."""
-    torch.manual_seed(case.seed)
-    teacher = nets.build("conv" if case.symmetric else "fc", (1, 8, 8), classes, 8, channels=(1, 1), strides=(2, 2), hidden=2)
+    parts = teachers(case, classes)
     x = gratings(30 * case.samples)
     with torch.no_grad():
-        logits = torch.cat([teacher(part) for part in x.split(4096)])
-    logits = (logits - logits.mean(0)) / logits.std(0)
+        logits = sum(part * _standardised(teacher, x) for part, teacher in parts)
     margin = torch.stack([logits[:, c] - logits[:, torch.arange(classes) != c].amax(1) for c in range(classes)], 1)
     chosen = margin.argsort(0, descending=True)[: case.samples // classes]
     return x[chosen.T.flatten()], torch.arange(classes).repeat_interleave(case.samples // classes)
+
+
+def _standardised(teacher: nets.Net, x: Tensor) -> Tensor:
+    logits = torch.cat([teacher(part) for part in x.split(4096)])
+    return (logits - logits.mean(0)) / logits.std(0)
 
 
 def digit_data(case: Case) -> tuple[Tensor, Tensor]:
@@ -83,8 +111,13 @@ def digit_data(case: Case) -> tuple[Tensor, Tensor]:
         x, quadrant = data.in_quadrants(x, 2, case.seed)
         y = y if case.symmetric else y + 10 * quadrant
     else:
-        x = data.shifted(x, case.seed)
-        x = (data.turned(x, case.seed + 1) if case.symmetric else x)[:, None]
+        x = data.shifted(x, case.seed)[:, None]
+        if case.question == "turned" and case.symmetric:
+            x = data.turned(x[:, 0], case.seed + 1)[:, None]
+        if case.question == "flipped":
+            mirrored = torch.rand(len(x), generator=torch.Generator().manual_seed(case.seed + 1)) < 0.5
+            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+            y = y if case.symmetric else y + 10 * mirrored
     return (x - x.mean()) / x.std(), y
 
 
@@ -105,24 +138,45 @@ def answer(case: Case, epochs: int | None) -> dict:
     pair = teacher_data(case) if case.question == "teacher" else digit_data(case)
     torch.manual_seed(case.seed + 1)
     options = {"seed": case.seed, **({} if epochs is None else {"epochs": epochs})}
-    if case.question == "turned":
+    shape, classes = pair[0].shape[1:], int(pair[1].max()) + 1
+    if case.question in RIVALS:
         found = {}
-        for name, width in (("conv", 12), ("gconv:c4", 3)):
-            net = nets.build(name, (1, 8, 8), 10, width, channels=(1, 2, 4), strides=(2, 2, 2), hidden=8)
+        for name, width in (("conv", 12), RIVALS[case.question]):
+            net = nets.build(name, shape, classes, width, **GROUP)
             found[name] = autosym.fit(net, pair, **options).evidence.log_evidence.item()
-        said, detail = found["gconv:c4"] > found["conv"], {"log_evidence": found}
+        said, detail = found[RIVALS[case.question][0]] > found["conv"], {"log_evidence": found}
     else:
-        shape, classes = pair[0].shape[1:], int(pair[1].max()) + 1
-        form = {"channels": (1, 1), "strides": (2, 2), "hidden": 2} if case.question == "teacher" else QUADRANT
-        fit = autosym.fit(
-            nets.build("f-fc+conv", shape, classes, 8 if case.question == "teacher" else 12, **form), pair, **options
-        )
-        shares = list(fit.symmetry().free_share().values())
+        net = nets.build("f-fc+conv", shape, classes, **(TEACHER if case.question == "teacher" else QUADRANT))
+        shares = list(autosym.fit(net, pair, **options).symmetry().free_share().values())
         said, detail = max(shares) < STRICT, {"free_share": shares}
-    return asdict(case) | {"said": said, "right": said == case.symmetric, **detail, "seconds": time.perf_counter() - begun}
+    seconds = time.perf_counter() - begun
+    return asdict(case) | {"said": said, "right": said == case.symmetric, **detail, "seconds": seconds}
 
 
-QUADRANT = {"channels": (1, 2, 4, 8), "strides": (2, 2, 2, 2), "hidden": 8}
+def done_before(path: Path, origin: dict) -> dict[Case, dict]:
+    """The cases of a file of lines that were made alike; a line that was cut off by a stop is none."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if entry.pop("origin") == origin:
+            found[Case(**{name: entry[name] for name in Case.__dataclass_fields__})] = entry
+    return found
+
+
+def answers(cases: list[Case], jobs: int, epochs: int | None) -> Iterator[tuple[Case, dict | None]]:
+    """Every case with its answer as it is done, the longest first, in processes of one thread each; None where it failed."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the processes start
+    cost = {"quadrant": 8, "turned": 4, "flipped": 4, "teacher": 1}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        order = sorted(cases, key=lambda case: -cost[case.question] * case.samples)
+        waiting = {pool.submit(answer, case, epochs): case for case in order}
+        for done in as_completed(waiting):
+            if error := done.exception():
+                print(f"FAILED {waiting[done]}: {error!r}", file=sys.stderr, flush=True)
+            yield waiting[done], None if error else done.result()
 
 
 def interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
@@ -135,7 +189,7 @@ def interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def summary(cases: list[dict]) -> dict:
-    """Counts and intervals, over all cases and by question and size."""
+    """Counts and intervals, over all cases and by question, size and plant."""
 
     def count(chosen: list[dict]) -> dict:
         right = sum(case["right"] for case in chosen)
@@ -147,8 +201,11 @@ def summary(cases: list[dict]) -> dict:
             "interval": interval(right, len(chosen)),
         }
 
-    kinds = list(dict.fromkeys((case["question"], case["samples"]) for case in cases))
-    by_kind = {f"{q}, {n} samples": count([c for c in cases if (c["question"], c["samples"]) == (q, n)]) for q, n in kinds}
+    def kind(case: dict) -> str:
+        plant = "symmetric" if case["symmetric"] else f"broken ({case['strength']:g})"
+        return f"{case['question']}, {case['samples']} samples, {plant}"
+
+    by_kind = {name: count([c for c in cases if kind(c) == name]) for name in dict.fromkeys(map(kind, cases))}
     return count(cases) | {"by_kind": by_kind, "provenance": provenance(), "all": cases}
 
 
@@ -159,32 +216,39 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many cases only")
     parser.add_argument("--epochs", type=int, help="other than the default of fit")
     parser.add_argument("--out", type=Path, help="where to write (benchmarks/results/truth.json for a whole run)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout and nothing else there")
     options = parser.parse_args()
     chosen = [case for case in CASES if options.only in (None, case.question)][: options.limit]
-    found: dict[Case, dict] = {}
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(answer, case, options.epochs): case for case in sorted(chosen, key=lambda c: -c.samples)}
-        for done in as_completed(waiting):
-            case = waiting[done]
-            found[case] = done.result()
-            if not options.json:
-                detail = found[case].get("free_share") or found[case]["log_evidence"]
-                verdict = "right" if found[case]["right"] else "WRONG"
-                print(f"{verdict}  {case}  {detail}  {found[case]['seconds']:.0f} s", flush=True)
-    result = summary([found[case] for case in chosen])
-    whole = chosen == CASES and options.epochs is None
-    if options.out or whole:
-        path = options.out or OUT
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+    out = options.out or (OUT if chosen == CASES and options.epochs is None else None)
+    origin = {"commit": commit(), "epochs": options.epochs}
+    lines = out.with_suffix(".jsonl") if out else None
+    found = {case: entry for case, entry in (done_before(lines, origin) if lines else {}).items() if case in chosen}
+    if out and lines:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with lines.open("a") as file:
+            file.write("\n")  # a line that was cut off ends here
+    for case, entry in answers([case for case in chosen if case not in found], options.jobs, options.epochs):
+        if entry is None:
+            continue
+        found[case] = entry
+        if lines:
+            with lines.open("a") as file:
+                file.write(json.dumps(entry | {"origin": origin}) + "\n")
+        detail = entry.get("free_share") or entry["log_evidence"]
+        verdict = f"{'right' if entry['right'] else 'WRONG'}  {case}  {detail}  {entry['seconds']:.0f} s  ({len(found)} done)"
+        print(verdict, file=sys.stderr, flush=True)
+    result = summary([found[case] for case in chosen if case in found])
+    if len(found) < len(chosen):
+        sys.exit(f"{len(chosen) - len(found)} of {len(chosen)} cases failed; start again to try them once more")
+    if out:
+        out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
         return
     for name, line in {"all": result, **result["by_kind"]}.items():
         low, high = line["interval"]
         wrong = f"wrongly found {line['wrongly_found']}, wrongly missed {line['wrongly_missed']}"
-        print(f"{name:28s} right {line['right']:2d} of {line['cases']:2d} ({low:.0%} to {high:.0%}); {wrong}")
+        print(f"{name:40s} right {line['right']:2d} of {line['cases']:2d} ({low:.0%} to {high:.0%}); {wrong}")
 
 
 if __name__ == "__main__":

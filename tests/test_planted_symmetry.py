@@ -6,35 +6,19 @@ import pytest
 import torch
 
 import autosym
+import truth
 from autosym import nets
 
 # ---- planted symmetry
 
 
-def gratings(samples):
-    """Waves of twelve directions and lengths with a random phase and a little noise: (samples, 1, 8, 8)."""
-    waves = [(1, 0), (0, 1), (1, 1), (1, -1), (2, 0), (0, 2), (2, 1), (1, 2), (2, -1), (1, -2), (2, 2), (2, -2)]
-    rows, columns = torch.tensor(waves)[torch.randint(12, (samples,))].float()[:, :, None, None].unbind(1)
-    position, phase = torch.arange(8.0), 2 * math.pi * torch.rand(samples, 1, 1)
-    x = torch.cos(math.pi / 4 * (rows * position[:, None] + columns * position) + phase)[:, None]
-    x = x + 0.1 * torch.randn_like(x)
-    return x / x.std()
+def planted(name, seed, samples=900):
+    """Images that a random teacher of the named paths is surest of, with its answers."""
+    return truth.teacher_data(truth.Case("teacher", name == "conv", samples, seed))
 
 
-def planted(name, seed, samples=900, classes=3):
-    """Images that a random teacher of the named paths is surest of, the same number of each class, with its answers."""
-    torch.manual_seed(seed)
-    teacher, x = student(name, classes), gratings(30 * samples)
-    with torch.no_grad():
-        logits = teacher(x)
-    logits = (logits - logits.mean(0)) / logits.std(0)
-    margin = torch.stack([logits[:, c] - logits[:, torch.arange(classes) != c].amax(1) for c in range(classes)], 1)
-    chosen = margin.argsort(0, descending=True)[: samples // classes]
-    return x[chosen.T.flatten()], torch.arange(classes).repeat_interleave(samples // classes)
-
-
-def student(name="f-fc+conv", classes=3):
-    return nets.build(name, (1, 8, 8), classes, 8, channels=(1, 1), strides=(2, 2), hidden=2)
+def student():
+    return nets.build("f-fc+conv", (1, 8, 8), 3, **truth.TEACHER)
 
 
 def learned(teacher, seed, **options):
