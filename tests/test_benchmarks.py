@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+
 import truth
 
 # ---- truth
