@@ -1,5 +1,6 @@
 """Convolutions with filters centred on the map they act on: circular ones, and the correlations of a map with its shifts."""
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -97,37 +98,46 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     if flat:  # the inner zone alone, on a canvas of which the flat form turns a shift into a slice, and no copy
         canvas = torch.zeros_like(padded)
         canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
-    correlations: dict[tuple[int, int, int, int], Tensor] = {}
-    totals: list[Tensor] = []
+
+    @cache
+    def correlation(lag: tuple[int, int], i: int, j: int) -> Tensor:
+        rows, columns = zones[0][i], zones[1][j]
+        if flat and [rows, columns] == inner:
+            return _lagged(canvas.flatten(2), padded.flatten(2), lag[0] * padded.shape[-1] + lag[1])
+        moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
+        return own[i, j] @ moved.flatten(1).mT
+
+    totals: dict[tuple, Tensor] = {}  # of a lag and the zones that are kept: many pairs of offsets have the same
     place = torch.empty(len(offsets), len(offsets), dtype=torch.long)
     for a, u in enumerate(offsets):
+        inside = tuple(
+            (i, j)
+            for i, rows in enumerate(zones[0])
+            for j, columns in enumerate(zones[1])
+            if padding_mode == "circular" or (_inside(rows, u[0], height) and _inside(columns, u[1], width))
+        )
         for b, v in enumerate(offsets[a:], a):
-            total = x.new_zeros(channels, channels)
             lag = (v[0] - u[0], v[1] - u[1])
-            for i, rows in enumerate(zones[0]):
-                for j, columns in enumerate(zones[1]):
-                    if padding_mode == "zeros" and not (_inside(rows, u[0], height) and _inside(columns, u[1], width)):
-                        continue
-                    key = (*lag, i, j)
-                    if key not in correlations and flat and [rows, columns] == inner:
-                        correlations[key] = _lagged(canvas.flatten(1), padded.flatten(1), lag[0] * padded.shape[-1] + lag[1])
-                    elif key not in correlations:
-                        moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
-                        correlations[key] = own[i, j] @ moved.flatten(1).mT
-                    total = total + correlations[key]
-            place[b, a] = -len(totals) - 1  # the transpose of (a, b)
-            place[a, b] = len(totals)
-            totals.append(total)
-    blocks = torch.stack(totals)
+            if (lag, inside) not in totals:
+                first, *others = (correlation(lag, *zone) for zone in inside)
+                totals[lag, inside] = sum(others, first)
+            place[a, b] = list(totals).index((lag, inside))
+            place[b, a] = -place[a, b] - 1  # the transpose of (a, b)
+    blocks = torch.stack(list(totals.values()))
     blocks = torch.cat([blocks, blocks.flip(0).mT])[place.to(x.device)]  # (k^2, k^2, C, C)
     return blocks.permute(2, 0, 3, 1).reshape(1, channels * len(offsets), -1)
 
 
 def _lagged(x: Tensor, y: Tensor, lag: int) -> Tensor:
-    """sum over q of x[:, q] y[:, q + lag]^T."""
-    size = x.shape[1] - abs(lag)
+    """sum over samples b and places q of x[:, b, q] y[:, b, q + lag]^T, where no x reaches beyond its sample.
+
+    A GPU takes samples in parts, side by side: products of few rows and a long sum would leave most of it idle.
+    """
+    parts = math.gcd(x.shape[1], 64) if x.is_cuda else 1
+    x, y = (t.unflatten(1, (parts, -1)).flatten(2).transpose(0, 1) for t in (x, y))
+    size = x.shape[2] - abs(lag)
     first, second = max(0, -lag), max(0, lag)
-    return x[:, first : first + size] @ y[:, second : second + size].mT
+    return (x[..., first : first + size] @ y[..., second : second + size].mT).sum(0)
 
 
 def _moved(zone: slice, by: int) -> slice:

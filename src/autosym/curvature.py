@@ -11,6 +11,7 @@ differentiate with respect to the outputs of paths only. Sums and counts are acc
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -93,7 +94,7 @@ def kfac(
     ``share_blocks`` replaces the G of every block by their mean, as the paper does. Factors are in ``dtype``, by default that
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
 
-    Samples are taken ``batch_size`` at a time (256, or 4096 on a GPU; a loader has its own batches), and fewer where that many would take
+    Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
     more than ``memory`` GiB beside the factors (2, or half of what is free on a GPU): the result does not depend on it. Several processes
     (``torch.distributed``) take a part of the samples each, and all have the result.
     """
@@ -109,7 +110,7 @@ def kfac(
     shown = torch.zeros(5, dtype=torch.float64, device=device)
     samples = outputs = limit = 0
     parts = shares(data)
-    batch_size = (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size
+    batch_size = (8192 if device.type == "cuda" else 256) if batch_size is None else batch_size
     stream = Numbered(data, batch_size, processes.rank() % parts, parts)
     with processes.agreeing(), tape, torch.enable_grad():
         for x, y, places in stream:
@@ -233,25 +234,29 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64, all of one size together.
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
 
-    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Those that still fail are
-    solved in float64, as are small ones on a GPU, where that solver is twice as fast.
+    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Small ones are solved on the
+    CPU, one a thread, also those of a GPU, which solves the large ones meanwhile: it has no solver for many small ones that is as fast.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
-    by_size: dict[tuple, list[str]] = {}
-    for name, f in factors.items():
-        by_size.setdefault((f.shape[-1], f.dtype, f.device), []).append(name)
-    found: dict[str, Tensor] = {}
-    for (size, dtype, device), names in by_size.items():
-        scales = {n: traces[n].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None] for n in names}
-        precision = torch.float64 if device.type == "cuda" and size <= 512 else dtype
-        values = _solve(torch.cat([(factors[n] / scales[n]).to(precision) for n in names]))
-        if not torch.isfinite(values).all():
-            raise ValueError(f"the eigenvalues of {', '.join(names)} did not converge, even in float64")
-        parts = values.clamp_min(0).split([len(factors[n]) for n in names])
-        found |= {n: part * traces[n][:, None] for n, part in zip(names, parts, strict=True)}
-    return found
+    tiny = torch.finfo(torch.float64).tiny
+    scaled = {n: (f / traces[n].clamp_min(tiny)[:, None, None]).to(f.dtype) for n, f in factors.items()}
+    small = {n: t.cpu() for n, t in scaled.items() if t.shape[-1] <= (512 if t.is_cuda else 2048)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for each of those that follow
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            solving = {n: [pool.submit(_solve, part) for part in t.split(-(-len(t) // threads))] for n, t in small.items()}
+            values = {n: _solve(t) for n, t in scaled.items() if n not in small and t.is_cuda}
+            values |= {n: torch.cat([part.result() for part in parts]) for n, parts in solving.items()}
+    finally:
+        torch.set_num_threads(threads)
+    values |= {n: _solve(t) for n, t in scaled.items() if n not in values}
+    failed = [name for name, found in values.items() if not torch.isfinite(found).all()]
+    if failed:
+        raise ValueError(f"the eigenvalues of {', '.join(failed)} did not converge, even in float64")
+    return {n: values[n].to(trace.device).clamp_min(0) * trace[:, None] for n, trace in traces.items()}
 
 
 def _solve(matrices: Tensor) -> Tensor:
