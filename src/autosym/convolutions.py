@@ -1,6 +1,5 @@
 """Convolutions with filters centred on the map they act on: circular ones, and the correlations of a map with its shifts."""
 
-import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -94,7 +93,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     )
     inner = [max(side, key=lambda zone: zone.stop - zone.start) for side in zones]
     own = {(i, j): x[..., rows, columns].flatten(1) for i, rows in enumerate(zones[0]) for j, columns in enumerate(zones[1])}
-    flat = x.is_cuda or min(height, width) >= 24 * max(reach)  # products longer by the padding then cost less than copies
+    flat = min(height, width) >= 24 * max(reach)  # products longer by the padding then cost less than copies
     if flat:  # the inner zone alone, on a canvas of which the flat form turns a shift into a slice, and no copy
         canvas = torch.zeros_like(padded)
         canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
@@ -103,7 +102,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     def correlation(lag: tuple[int, int], i: int, j: int) -> Tensor:
         rows, columns = zones[0][i], zones[1][j]
         if flat and [rows, columns] == inner:
-            return _lagged(canvas.flatten(2), padded.flatten(2), lag[0] * padded.shape[-1] + lag[1])
+            return _lagged(canvas.flatten(1), padded.flatten(1), lag[0] * padded.shape[-1] + lag[1])
         moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
         return own[i, j] @ moved.flatten(1).mT
 
@@ -129,15 +128,10 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
 
 
 def _lagged(x: Tensor, y: Tensor, lag: int) -> Tensor:
-    """sum over samples b and places q of x[:, b, q] y[:, b, q + lag]^T, where no x reaches beyond its sample.
-
-    A GPU takes samples in parts, side by side: products of few rows and a long sum would leave most of it idle.
-    """
-    parts = math.gcd(x.shape[1], 64) if x.is_cuda else 1
-    x, y = (t.unflatten(1, (parts, -1)).flatten(2).transpose(0, 1) for t in (x, y))
-    size = x.shape[2] - abs(lag)
+    """sum over q of x[:, q] y[:, q + lag]^T."""
+    size = x.shape[1] - abs(lag)
     first, second = max(0, -lag), max(0, lag)
-    return (x[..., first : first + size] @ y[..., second : second + size].mT).sum(0)
+    return x[:, first : first + size] @ y[:, second : second + size].mT
 
 
 def _moved(zone: slice, by: int) -> slice:

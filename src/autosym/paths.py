@@ -166,9 +166,12 @@ class Conv(Path):
         return seen.permute(0, 2, 3, 1, 4, 5).reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
-        """Where the filter keeps the size of a larger map, from correlations of the map with its shifts instead of patches."""
+        """Where the filter keeps the size of a larger map, from correlations of the map with its shifts instead of patches.
+
+        Not on a GPU, which has arithmetic to spare: one large product is faster there than many with few rows.
+        """
         x = self._maps(x)
-        wide = x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
+        wide = not x.is_cuda and x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
         if wide and self.keeps_size and all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True)):
             return shifted_correlations(x, self.kernel_size, self.padding_mode)
         seen = patches(self.pad(x), self.kernel_size, self.stride, self.dilation)
