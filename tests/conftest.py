@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -6,3 +9,34 @@ import torch
 def seed():
     """Every test starts from the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Every run of the experiment with small networks, in this process, one after the other."""
+    from autosym.experiments import quadrant_digits
+
+    small = {name: replace(run, width=2, test=1600, epochs=2) for name, run in quadrant_digits.RUNS.items()}
+    monkeypatch.setattr(quadrant_digits, "RUNS", small)
+    monkeypatch.setattr(quadrant_digits, "execute_all", lambda runs, jobs: map(quadrant_digits.execute, runs))
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Images of bars, as a file."""
+    from commands import bars
+
+    images, labels = bars()
+    np.savez(tmp_path / "bars.npz", images=images, labels=labels)
+    return tmp_path / "bars.npz"
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A small fit and its data."""
+    import autosym
+    from models import images, small
+
+    torch.manual_seed(0)
+    data = images()
+    return autosym.fit(small(), data, epochs=6, burn_in=0, every=1, seed=3), data

@@ -171,6 +171,14 @@ def test_labels_that_are_none(entry):
     refused(entry, r"targets of shape \(N, 3\) .* one-hot.*use targets.argmax\(1\)", convnet(), (x, one_hot))
 
 
+@pytest.mark.parametrize("entry", OF_EVIDENCE)
+def test_models_that_end_in_a_softmax(entry):
+    model = nn.Sequential(convnet(), nn.Softmax(1))
+    refused(
+        entry, r"outputs of the model are probabilities, by .*1 \(Softmax\): .*; leave it out of the model", model, images()
+    )
+
+
 @fault(12)
 @pytest.mark.parametrize("entry", OF_DATA)
 def test_a_single_class_is_no_fault(entry):

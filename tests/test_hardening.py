@@ -1,4 +1,4 @@
-"""harden: the same function in ordinary layers, what is not needed dropped and accounted for, and models that export."""
+"""harden: the same function in ordinary layers, what is not needed dropped and accounted for."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,6 @@ from models import small
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 SMALL_MODULES = (Polyphase, TwoFactors, Offset, Sum)
-NETS = (*nets.NAMES, "fc+f-fc+conv+s-conv")
 
 
 def labels(count=8):
@@ -77,7 +76,7 @@ def test_nothing_dropped_is_the_same_function(name, paths):
     assert model.relaxation  # the model given is left alone
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", [*nets.NAMES, "fc+f-fc+conv+s-conv"])
 def test_networks_of_ours(name):
     model, x = net(name)
     hard = autosym.harden(model, (x, labels()), tolerance=0.0)
@@ -399,42 +398,3 @@ def test_a_path_without_a_plain_form_is_named():
         plain.plain("strided", strided)
     with pytest.raises(ValueError, match=r"no plain form for alone of bias \(Bias\)"):
         plain.plain("bias", Bias((3,)))
-
-
-# ---- export
-
-
-MODELS = {
-    **{f"relaxed {name}": lambda name=name: relaxed(name, dtype=torch.float32) for name in ARCHITECTURES},
-    **{
-        f"net {name}": lambda name=name: net(name, torch.float32)
-        for name in ("f-fc+conv", "conv", "fc+conv", "f-fc+conv+gconv:c4", "s-fc+s-conv")
-    },
-}
-
-
-FAST = ("relaxed lenet", "relaxed conv1d", "net f-fc+conv")  # with every small module but Offset
-
-
-@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
-def test_hardened_models_export(name):
-    model, x = MODELS[name]()
-    hard = autosym.harden(model, (x, labels()), tolerance=0.0)
-    program = torch.export.export(hard, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    assert_close(program.module()(x[:3]), hard(x[:3]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_hardened_models_run_in_onnxruntime(name, tmp_path):
-    for package in ("onnx", "onnxscript"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'autosym[test]'")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'autosym[test]'")
-    model, x = MODELS[name]()
-    hard = autosym.harden(model, (x, labels()), tolerance=0.0)
-    program = torch.onnx.export(hard, (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False)
-    program.save(tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (found,) = session.run(None, {session.get_inputs()[0].name: x[:3].numpy()})
-    assert_close(torch.tensor(found), hard(x[:3]).detach(), rtol=1e-3, atol=1e-4)

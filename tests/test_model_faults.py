@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from autosym import log_evidence, nets
+from autosym import fit, log_evidence, nets, relax
 from autosym.layers import polyphase
+from autosym.likelihoods import Categorical
 from autosym.sites import sites
 from models import curvature, draw, mlp
 
@@ -190,3 +191,36 @@ def test_inference_mode():
             assert log_evidence(model, data) == pytest.approx(expected)
         except ValueError as error:
             assert "inference_mode" in str(error)  # noqa: PT017 (either answer will do)
+
+
+class Probabilities(nn.Module):
+    """A softmax that is no module."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x).softmax(-1)
+
+
+def test_a_softmax_at_the_end_is_refused_where_the_likelihood_has_one():
+    net, (x, y) = mlp(5, 4, 3), draw("categorical", 9, outputs=3)
+    refused(r"are probabilities, by a softmax in its forward\(\): the categorical likelihood takes", Probabilities(net), (x, y))
+    relaxed = relax(nn.Sequential(net, nn.Softmax(1)), x)
+    with pytest.raises(ValueError, match=r"by 1 \(Softmax\)"):
+        fit(relaxed, (x, y), epochs=1)
+    targets = nn.functional.one_hot(y, 3).double()
+    assert math.isfinite(log_evidence(Probabilities(net), (x, targets), "gaussian")), (
+        "squared errors of probabilities are sound"
+    )
+
+
+def test_a_log_softmax_at_the_end_changes_nothing():
+    net, data = mlp(5, 4, 3), draw("categorical", 9, outputs=3)
+    assert log_evidence(nn.Sequential(net, nn.LogSoftmax(1)), data) == pytest.approx(log_evidence(net, data), rel=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [[[0.5, 0.6]], [[1.5, -0.5]], [[math.nan, 1.0]], [[1.0, 0.0], [1.0, 0.1]]])
+def test_outputs_that_are_no_probabilities_are_logits(outputs):
+    Categorical().check_outputs(torch.tensor(outputs), nn.Identity())

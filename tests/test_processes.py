@@ -22,6 +22,10 @@ def close(found, expected, tolerance=1e-6):
         assert found.keys() == expected.keys()
         for key in expected:
             close(found[key], expected[key], tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            close(one, other, tolerance)
     else:
         assert found == pytest.approx(expected, rel=tolerance, abs=1e-9)
 
@@ -102,23 +106,31 @@ def test_a_killed_process_ends_the_run_with_a_word_and_a_checkpoint_to_resume_fr
     assert len(fit.history) == 50
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+
+
 @pytest.mark.slow
-def test_torchrun_on_the_command_line(tmp_path):
+def test_torchrun_on_the_command_line_gives_the_numbers_of_one_process(tmp_path):
+    """Evidence steps, precisions, shares, accuracy and every predicted label; in float32 rounding soon chose another polyphase grid."""
     pytest.importorskip("sklearn")
     command = ["-m", "autosym", "run", "quadrant-digits", "--epochs", "4", "--json", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    together = subprocess.run([*torchrun, *command, tmp_path / "two"], capture_output=True, text=True, env=environment)
-    assert together.returncode == 0, together.stderr
-    alone = subprocess.run([sys.executable, *command, tmp_path / "one"], capture_output=True, text=True, env=environment)
-    two, one = (json.loads(done.stdout) for done in (together, alone))
-    histories = [
-        [json.loads(line) for line in (tmp_path / name / "history.jsonl").read_text().splitlines()] for name in ("two", "one")
-    ]
-    for ours, theirs in zip(*(lines[:2] for lines in histories), strict=True):  # until rounding chooses another polyphase grid
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
-    assert histories[0][1]["log_evidence"] == pytest.approx(histories[1][1]["log_evidence"], rel=1e-4)
-    assert two["row"]["evidence"] == pytest.approx(one["row"]["evidence"], rel=0.02)
+    results, histories = [], []
+    for name, start in (("two", TORCHRUN), ("one", [sys.executable])):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*start, *command, tmp_path / name], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        results.append(timeless(json.loads(done.stdout)))
+        histories.append([timeless(json.loads(line)) for line in (tmp_path / name / "history.jsonl").read_text().splitlines()])
+    assert [line["epoch"] for line in histories[1] if "log_evidence" in line] == [2], "precisions were learned"
+    close(*histories)
+    close(*results)
+
+
+def timeless(found):
+    """A result without what differs between any two runs: seconds, and under which circumstances it came about."""
+    if not isinstance(found, dict):
+        return found
+    return {key: timeless(value) for key, value in found.items() if key not in ("seconds", "evidence_seconds", "provenance")}
 
 
 @pytest.mark.slow
@@ -126,8 +138,7 @@ def test_accelerate(tmp_path):
     """Which wraps the model, and divides the loader so that samples repeat."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     script = [Path(__file__).with_name("accelerated.py"), tmp_path / "found.json"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run([*torchrun, *script], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run([*TORCHRUN, *script], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.pop("processes") == 2

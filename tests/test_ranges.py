@@ -153,7 +153,7 @@ def test_variants_hold_the_same_digits_turned_by_more_or_less():
     assert float(near.double().mean()) > 0.5
 
 
-def test_the_command_prints_degrees(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
     for package in ("tyro", "rich", "sklearn"):
         pytest.importorskip(package)
     from autosym import cli
@@ -162,13 +162,18 @@ def test_the_command_prints_degrees(tmp_path, capsys, monkeypatch):
     small = {name: replace(run, epochs=2, hidden=3, copies=2, test=1700) for name, run in rotated_digits.RUNS.items()}
     monkeypatch.setattr(rotated_digits, "RUNS", small)
     assert cli.main(["run", "rotated-digits", "--json", "--out", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capfd.readouterr().out)
     rows = found["rows"]
     assert [row["variant"] for row in rows] == ["full", "half", "none"]
     assert all(0 < row["degrees"] <= 180.1 and math.isfinite(row["evidence"]) for row in rows)
     assert (tmp_path / "full" / "history.jsonl").exists()
-    rotated_digits.show(found)
-    assert "learned range" in capsys.readouterr().out
+    assert cli.main(["run", "rotated-digits", "--out", str(tmp_path)]) == 0
+    out, err = capfd.readouterr()
+    assert "learned range" in out
+    for variant in ("full", "half", "none"):
+        assert [line.split("  loss")[0] for line in err.splitlines() if line.startswith(f"{variant}: ")] == [
+            f"{variant}: epoch {epoch}/2" for epoch in (1, 2)
+        ]
 
 
 @pytest.mark.slow

@@ -257,6 +257,9 @@ def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     assert out == ""
     assert "\x1b" in err
     assert "2/2" in err
+    autosym.fit(small(), images(), epochs=2, burn_in=0, every=1, progress="one of several")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["one of several: epoch 1/2", "one of several: epoch 2/2"]
 
 
 def test_a_schedule_may_be_given_and_changed():

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, invariance, quadrant_digits, rotated_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
 from autosym.experiments.running import write
-from autosym.report import print_table, write_run
+from autosym.report import show_symmetry, write_run
 
 EXPERIMENTS: dict[str, Any] = {
     "quadrant-digits": quadrant_digits,
@@ -104,7 +104,7 @@ def fit(
     print(result["headline"])
     for caution in result["cautions"]:
         print(f"Caution: {caution}")
-    _show_symmetry(Path(data).stem, result["symmetry"])
+    show_symmetry(Path(data).stem, result["symmetry"])
     row = result["row"]
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
@@ -194,7 +194,7 @@ def demo(
     if json:
         print(json_format.dumps(summary))
         return
-    _show_table(summary)
+    quadrant_digits.show(summary)
     print(f"Written: {out / 'result.json'} and {out / 'demo.png'}")
 
 
@@ -207,15 +207,7 @@ def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
     if json:
         print(json_format.dumps({"rows": [result["row"] for result in results.values()], "mean_shares": shares}))
         return
-    for task, result in results.items():
-        _show_symmetry(task, result["symmetry"])
-    columns = ("digits", "test accuracy (%)", *(f"mean share of {path}" for path in shares["turned"]))
-    rows = [(t, f"{results[t]['row']['accuracy']:.1f}", *(f"{share:.0%}" for share in shares[t].values())) for t in shares]
-    print_table("Which group do the data ask for?", columns, rows)
-    more = shares["turned"]["gconv:c4"] - shares["upright"]["gconv:c4"]
-    print(
-        f"The rotation path holds {100 * more:+.0f} points of the effective parameters on turned digits against upright ones."
-    )
+    group_digits.show(results, shares)
 
 
 def run(
@@ -249,7 +241,7 @@ def run(
     if name == "rotated-digits":
         if all or resume or seeds != 1 or samples is not None:
             raise ValueError(f"{name} trains its three variants at a time; for other options name one, e.g. {name}/full")
-        found = rotated_digits.run_all(out or Path("runs") / name, epochs, seed)
+        found = rotated_digits.run_all(out or Path("runs") / name, epochs, seed, progress=not json)
         if json:
             print(json_format.dumps(found))
             return
@@ -303,7 +295,7 @@ def _run(
         f"{row['evidence']:.3f} nats, {row['seconds']:.0f} s"
     )
     if result["symmetry"]:
-        _show_symmetry(row["task"], result["symmetry"])
+        show_symmetry(row["task"], result["symmetry"])
     for found in result["ranges"]:
         print(f"Averaged over {found['text']}")
     kept = f", and {results / config.file}.json" if more else ""
@@ -368,40 +360,4 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         if json:
             print(json_format.dumps({"rows": summary["rows"]}))
         else:
-            _show_table(summary)
-
-
-def _show_table(summary: Mapping[str, Any]) -> None:
-    columns = ("model", "by", "test accuracy (%)", "test NLL", "log evidence / N", "parameters", "seconds")
-    tasks = list(dict.fromkeys(row["task"] for row in summary["rows"]))
-    for task in tasks:
-        rows = [
-            (
-                {"fc": "dense", "conv": "convolution"}.get(row["model"], f"learned ({row['model']})"),
-                row["method"],
-                f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}",
-                f"{row['nll']:.3f}",
-                f"{row['evidence']:.3f}",
-                f"{row['parameters']:,}",
-                f"{row['seconds']:.0f}",
-            )
-            for row in summary["rows"]
-            if row["task"] == task
-        ]
-        print_table(f"Task: {task.replace('+', ' and ')}", columns, rows)
-    for task, symmetry in summary["symmetry"].items():
-        _show_symmetry(task, symmetry)
-    for c in summary["comparison"]:
-        verdict = "within two standard errors of it, or above" if c["within_two_standard_errors_or_above"] else "below it"
-        print(
-            f"{c['task']}: learned with evidence against the better fixed model, {c['best_fixed']}: "
-            f"{c['difference']:+.1f} ± {c['standard_error']:.1f} points (paired), {verdict}."
-        )
-
-
-def _show_symmetry(task: str, symmetry: Sequence[Mapping[str, Any]]) -> None:
-    layers = list(dict.fromkeys(path["layer"] for path in symmetry))
-    paths = list(dict.fromkeys(path["path"] for path in symmetry))
-    share = {(p["layer"], p["path"]): "" if p["share"] is None else f"{p['share']:.0%}" for p in symmetry}
-    rows = [(layer, *(share.get((layer, path), "") for path in paths)) for layer in layers]
-    print_table(f"Learned symmetry, {task.replace('+', ' and ')}: share of effective parameters", ("layer", *paths), rows)
+            quadrant_digits.show(summary)

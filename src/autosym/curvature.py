@@ -123,6 +123,8 @@ def kfac(
             for x_part, y_part, record, rows in split(x, y, mask, limit):
                 f = tape.record(model, x_part) if record else tape.forward(model, x_part)
                 likelihood.check(f.shape[1], y_part)
+                if not outputs:
+                    likelihood.check_outputs(f, model)
                 statistic = statistic + likelihood.statistic(f.detach(), y_part).double()
                 outputs = f.shape[1]
                 if record:

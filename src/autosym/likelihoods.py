@@ -41,6 +41,18 @@ class Categorical(nn.Module):
                 f"so they must lie in 0..{outputs - 1}: number them from 0, or give the model more outputs"
             )
 
+    def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
+        """Refuse a model that ends in a softmax: softmax(softmax(f)) is another likelihood. softmax(log_softmax(f)) is the same one."""
+        rounding = max(1e-5, 2 * torch.finfo(outputs.dtype).eps)
+        f = outputs.detach().double()
+        if not bool((f >= 0).all() & ((f.sum(1) - 1).abs() <= rounding).all()):
+            return
+        names = [name for name, module in model.named_modules() if isinstance(module, nn.Softmax)]
+        raise ValueError(
+            f"the outputs of the model are probabilities, by {f'{names[-1]} (Softmax)' if names else 'a softmax in its forward()'}: "
+            "the categorical likelihood takes the softmax itself; leave it out of the model (a log-softmax may stay)"
+        )
+
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """sum_n log p(y_n | f_n)."""
         return -F.cross_entropy(outputs, targets.long(), reduction="sum")
@@ -96,6 +108,9 @@ class Gaussian(nn.Module):
             raise ValueError(
                 f"targets {tuple(targets.shape)} of type {targets.dtype} do not match outputs {(len(targets), outputs)}{hint}"
             )
+
+    def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
+        """Any outputs will do."""
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sum of squared errors."""

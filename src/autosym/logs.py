@@ -23,14 +23,18 @@ def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator
 
 
 @contextmanager
-def progress_bar(wanted: bool, epochs: int) -> Iterator[Consumer | None]:
-    """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then."""
+def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Consumer | None]:
+    """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then.
+
+    Of a name there are always lines, which begin with it: the bars of runs beside each other would overwrite one another.
+    """
     if not wanted:
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    named = f"{wanted}: " if isinstance(wanted, str) else ""
     shown = {"evidence": "", "shares": ""}
 
     def described(line: dict[str, Any]) -> str:
@@ -43,10 +47,10 @@ def progress_bar(wanted: bool, epochs: int) -> Iterator[Consumer | None]:
     def say(line: dict[str, Any]) -> None:
         text = described(line)
         if line["epoch"] == epochs or line["epoch"] % max(1, epochs // 10) == 0:
-            print(f"epoch {line['epoch']}/{epochs}  {text}", file=sys.stderr, flush=True)
+            print(f"{named}epoch {line['epoch']}/{epochs}  {text}", file=sys.stderr, flush=True)
 
     console = Console(stderr=True)
-    if not console.is_terminal and not console.is_jupyter:
+    if named or not (console.is_terminal or console.is_jupyter):
         yield say
         return
     columns = (TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))

@@ -28,6 +28,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(table)
 
 
+def show_symmetry(task: str, symmetry: Sequence[Mapping[str, Any]]) -> None:
+    """The share of every path in every layer, in the terminal."""
+    layers = list(dict.fromkeys(path["layer"] for path in symmetry))
+    paths = list(dict.fromkeys(path["path"] for path in symmetry))
+    share = {(p["layer"], p["path"]): "" if p["share"] is None else f"{p['share']:.0%}" for p in symmetry}
+    rows = [(layer, *(share.get((layer, path), "") for path in paths)) for layer in layers]
+    print_table(f"Learned symmetry, {task.replace('+', ' and ')}: share of effective parameters", ("layer", *paths), rows)
+
+
 def colour_of(path: Mapping[str, Any]) -> str:
     """One colour for each path of a layer, in every picture."""
     return COLOURS.get(path["path"], OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)

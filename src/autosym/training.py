@@ -115,7 +115,7 @@ def fit(
     capture: bool = True,
     deterministic: bool = False,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | str = False,
     history: str | File | None = None,
     tensorboard: str | File | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
@@ -138,7 +138,7 @@ def fit(
     tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
     times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``. ``schedule`` is "paper" for the published one.
 
-    ``progress`` shows a bar on a terminal (on stderr), and a line every tenth of the run elsewhere.
+    ``progress`` shows a bar on a terminal (on stderr), and a line every tenth of the run elsewhere; a name shows such lines, begun by it.
 
     ``checkpoint`` names a file that is written at the start, every ``checkpoint_seconds`` at the end of an epoch, and at the end of the
     run: a run that was interrupted can always go on. With ``resume`` it goes on from the file, if it is there, as if it had never stopped:
@@ -188,7 +188,7 @@ def fit(
     with (
         _no_denormals(),
         _determinism(deterministic),
-        logs.progress_bar(progress and part == 0, schedule.epochs) as show,
+        logs.progress_bar(progress if part == 0 else False, schedule.epochs) as show,
         logs.json_lines(history if part == 0 else None, lines) as write,
         logs.tensorboard(tensorboard if part == 0 else None, len(lines), count) as scalars,
     ):

@@ -148,6 +148,8 @@ def _chosen(
         with torch.no_grad():
             f = model(x)
         likelihood.check(f.shape[1], y)
+        if not seen:
+            likelihood.check_outputs(f, model)
         statistic = statistic + likelihood.statistic(f, y).double().cpu()
         width, seen = f.shape[1], seen + len(x)
         found |= {int(place[n]): row for n, row in zip(numbers.tolist(), x, strict=True) if place[n] >= 0}

@@ -198,8 +198,10 @@ def at(
     for index, batch in enumerate(batches(data, batch_size)):
         x, y = to_model(*batch, model, f"batch {index}")
         with torch.no_grad():
-            outputs = model(x[:1]).shape[1]
+            f = model(x[:2])
+        outputs = f.shape[1]
         likelihood.check(outputs, y)
+        likelihood.check_outputs(f, model)
         total = total + expected_statistic(model, weights, x, y, likelihood).to(total)
         samples += len(x)
     check_seen(samples, data)

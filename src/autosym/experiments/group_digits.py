@@ -4,6 +4,7 @@ The network has a free path, a convolution and a group convolution over C4 in ev
 free paths should go; where digits are also turned, filters shared over rotations explain them with fewer parameters.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from autosym import data, nets
 from autosym.experiments.running import train_and_measure
+from autosym.report import print_table, show_symmetry
 from autosym.schedules import Schedule
 
 TASKS = ("upright", "turned")
@@ -59,4 +61,17 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
     build = partial(nets.build, run.model, (1, 8, 8), 10, run.width, (1, 2, 4), (2, 2, 2), hidden=8)
     return train_and_measure(
         build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, out, resume
+    )
+
+
+def show(results: Mapping[str, Mapping[str, Any]], shares: Mapping[str, Mapping[str, float]]) -> None:
+    """The learned symmetry on every dataset, and the mean shares side by side, in the terminal."""
+    for task, result in results.items():
+        show_symmetry(task, result["symmetry"])
+    columns = ("digits", "test accuracy (%)", *(f"mean share of {path}" for path in shares["turned"]))
+    rows = [(t, f"{results[t]['row']['accuracy']:.1f}", *(f"{share:.0%}" for share in shares[t].values())) for t in shares]
+    print_table("Which group do the data ask for?", columns, rows)
+    more = shares["turned"]["gconv:c4"] - shares["upright"]["gconv:c4"]
+    print(
+        f"The rotation path holds {100 * more:+.0f} points of the effective parameters on turned digits against upright ones."
     )

@@ -18,7 +18,7 @@ import torch
 from autosym import data, nets
 from autosym.experiments.running import METHODS, train_and_measure
 from autosym.provenance import provenance
-from autosym.report import draw_shares
+from autosym.report import draw_shares, print_table, show_symmetry
 from autosym.schedules import Schedule
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
@@ -52,8 +52,13 @@ DEMO = [(t, m, k) for m, k in (LEARNED, ("f-fc+conv", "map"), ("fc", "map"), ("c
 
 
 def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Training and test pairs; placed with different seeds, normalised by the training images."""
+    """Training and test pairs; placed with different seeds, normalised by the training images.
+
+    In float64, and so is the network: in float32 the rounding of sums, which depends on the number of processes and on the machine, soon
+    chooses another polyphase grid for some sample, and from there on it is another run.
+    """
     images, labels = data.digits()
+    images = images.double()
     parts = []
     for part, indices in enumerate(data.split(len(images), run.test, run.seed)):
         canvas, quadrant = data.in_quadrants(images[indices], run.jitter, 2 * run.seed + part)
@@ -107,6 +112,35 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "configs": [by_cell[cell]["config"] for cell in order if cell in by_cell],
         "provenance": provenance(),
     }
+
+
+def show(summary: Mapping[str, Any]) -> None:
+    """A table for each task, the learned symmetry, and the comparison, in the terminal."""
+    columns = ("model", "by", "test accuracy (%)", "test NLL", "log evidence / N", "parameters", "seconds")
+    tasks = list(dict.fromkeys(row["task"] for row in summary["rows"]))
+    for task in tasks:
+        rows = [
+            (
+                {"fc": "dense", "conv": "convolution"}.get(row["model"], f"learned ({row['model']})"),
+                row["method"],
+                f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}",
+                f"{row['nll']:.3f}",
+                f"{row['evidence']:.3f}",
+                f"{row['parameters']:,}",
+                f"{row['seconds']:.0f}",
+            )
+            for row in summary["rows"]
+            if row["task"] == task
+        ]
+        print_table(f"Task: {task.replace('+', ' and ')}", columns, rows)
+    for task, symmetry in summary["symmetry"].items():
+        show_symmetry(task, symmetry)
+    for c in summary["comparison"]:
+        verdict = "within two standard errors of it, or above" if c["within_two_standard_errors_or_above"] else "below it"
+        print(
+            f"{c['task']}: learned with evidence against the better fixed model, {c['best_fixed']}: "
+            f"{c['difference']:+.1f} ± {c['standard_error']:.1f} points (paired), {verdict}."
+        )
 
 
 def figure(result: Mapping[str, Any], path: Path) -> None:

@@ -70,26 +70,26 @@ def build(run: Run) -> Symmetrised:
     return symmetrise(net, {"rotation": run.start}, run.copies)
 
 
-def execute(run: Run, progress: bool = False, out: Path | None = None, resume: bool = False) -> dict[str, Any]:
+def execute(run: Run, progress: bool | str = False, out: Path | None = None, resume: bool = False) -> dict[str, Any]:
     """Train and measure one variant."""
     train, test = tensors(run)
     schedule = Schedule(epochs=run.epochs, lr=run.lr, every=1, hyper_lr=run.hyper_lr)
     return train_and_measure(partial(build, run), train, test, schedule, run, progress, out, resume)
 
 
-def run_all(out: Path, epochs: int | None = None, seed: int | None = None) -> dict[str, Any]:
+def run_all(out: Path, epochs: int | None = None, seed: int | None = None, progress: bool = False) -> dict[str, Any]:
     """All variants, as many at a time as there are cores; result.json and the files of every run are written to ``out``."""
     runs = [replace(run, epochs=epochs or run.epochs, seed=run.seed if seed is None else seed) for run in RUNS.values()]
     with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        results = list(pool.map(_execute, runs, [out / run.task for run in runs]))
+        results = list(pool.map(partial(_execute, progress), runs, [out / run.task for run in runs]))
     rows = [{"variant": result["row"]["task"], "degrees": result["ranges"][0]["value"], **result["row"]} for result in results]
     summary = {"rows": rows, "configs": [result["config"] for result in results], "provenance": provenance()}
     write(summary, out / "result.json")
     return summary
 
 
-def _execute(run: Run, out: Path) -> dict[str, Any]:
-    result = execute(run, out=out)
+def _execute(progress: bool, run: Run, out: Path) -> dict[str, Any]:
+    result = execute(run, run.task if progress else False, out)
     write(result, out / "result.json")
     return result
 

@@ -30,13 +30,13 @@ def train_and_measure(
     test: tuple[Tensor, Tensor],
     schedule: Schedule,
     run: Any,
-    progress: bool = False,
+    progress: bool | str = False,
     out: Path | None = None,
     resume: bool = False,
     device: str = "cpu",
     augment: Augment | None = None,
 ) -> dict[str, Any]:
-    """Fit a network made after seeding; on a CPU with one thread: the numbers do not depend on the number of cores.
+    """Fit a network made after seeding, in the precision of the inputs; on a CPU with one thread: the number of cores changes nothing.
 
     ``run`` is a frozen dataclass with name, task, model, method, epochs and seed; it is written beside the result. ``out`` is the
     folder of the run's history, checkpoint, and report.json: what a report needs beyond the result.
@@ -48,7 +48,7 @@ def train_and_measure(
         start_anew(out, resume)
     try:
         torch.manual_seed(run.seed)
-        net = build().to(device)
+        net = build().to(device, train[0].dtype)
         fitted = fit(
             net,
             train,
