@@ -5,7 +5,12 @@ import json
 import pytest
 import torch
 
+import approximations
+import pool
 import truth
+from autosym import likelihoods
+from autosym.priors import Prior
+from autosym.sites import sites
 
 # ---- truth
 
@@ -40,10 +45,39 @@ def test_counts_and_intervals_of_the_truth():
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's, as tables give it
 
 
-def test_a_stopped_truth_goes_on_with_the_cases_that_are_left(tmp_path):
-    case, origin = truth.CASES[0], {"commit": "a", "epochs": 1}
-    entry = truth.asdict(case) | {"said": True}
-    lines = tmp_path / "truth.jsonl"
-    lines.write_text(json.dumps(entry | {"origin": origin}) + "\n" + '{"question": "tea')
-    assert truth.done_before(lines, origin) == {case: entry}
-    assert truth.done_before(lines, origin | {"commit": "b"}) == {}
+def test_a_stopped_run_goes_on_with_the_cases_that_are_left(tmp_path):
+    case, origin = {"question": "teacher", "seed": 3}, {"commit": "a", "epochs": 1}
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"said": True, "case": case, "origin": origin}) + "\n" + '{"question": "tea')
+    assert pool.done_before(lines, origin) == {json.dumps(case): {"said": True}}
+    assert pool.done_before(lines, origin | {"commit": "b"}) == {}
+    assert pool.done_before(None, origin) == {}
+
+
+# ---- approximations
+
+
+def test_annealed_importance_sampling_knows_the_evidence_of_linear_regression():
+    few = approximations.linear_check(60)[0]
+    assert abs(few["ais"] - few["exact"]) < few["ais_uncertainty"] + 3 * few["forwards_error"]
+    assert few["forwards"] < few["exact"] < few["backwards"], "below from the prior, above from the posterior"
+
+
+def test_every_estimator_is_judged_by_what_it_would_choose():
+    values = {"conv": -10.0, "f-fc": -20.0}
+    wrong = dict.fromkeys(approximations.ESTIMATORS, 0.0) | {"diagonal": 1.0}
+    cells = [{"model": m, "ais": v, "estimates": dict.fromkeys(approximations.ESTIMATORS, v - 1)} for m, v in values.items()]
+    cells[1]["estimates"] = wrong
+    found = approximations.judged(cells)
+    assert found["ais_chooses"] == "conv"
+    assert found["estimators"]["diagonal"]["error"] == {"conv": -1.0, "f-fc": 21.0}
+    assert not any(line["same_symmetry"] for line in found["estimators"].values())
+
+
+def test_full_and_kernel_laplace_are_one_number():
+    task = approximations.Task("categorical", True, 0)
+    model, pair = approximations.Tiny("f-fc+conv", 2), approximations.task_data(task)
+    prior, likelihood = Prior([site.name for site in sites(model)], 2.0), likelihoods.of("categorical")
+    found = approximations.estimates(model, prior, likelihood, pair, steps=2)
+    assert found["full"] == pytest.approx(found["kernel"], abs=1e-6)
+    assert found["diagonal"] < found["full"] > found["blocks"] > found["diagonal"], "Fischer's inequality"
