@@ -101,7 +101,7 @@ def _standardised(teacher: nets.Net, x: Tensor) -> Tensor:
 
 def digit_data(case: Case) -> tuple[Tensor, Tensor]:
     """Embedded digits as the case asks for, normalised."""
-    images, labels = embedded_digits()
+    images, labels = data.digits()
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(case.seed))[: case.samples]
     x, y = images[rows], labels[rows]
     if case.question == "quadrant":
@@ -116,16 +116,6 @@ def digit_data(case: Case) -> tuple[Tensor, Tensor]:
             x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
             y = y if case.symmetric else y + 10 * mirrored
     return (x - x.mean()) / x.std(), y
-
-
-def embedded_digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's digits, or where it is not installed the file that $AUTOSYM_DIGITS names (images, labels as .npz)."""
-    if "AUTOSYM_DIGITS" not in os.environ:
-        return data.digits()
-    import numpy as np
-
-    with np.load(os.environ["AUTOSYM_DIGITS"], allow_pickle=False) as file:
-        return torch.tensor(file["images"], dtype=torch.float32), torch.tensor(file["labels"]).long()
 
 
 def answer(case: Case, epochs: int | None) -> dict:

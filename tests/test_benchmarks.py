@@ -1,14 +1,20 @@
 """The scripts of ``benchmarks/`` that answer questions of docs/findings.md, at the smallest size that runs."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
+import ablation
 import approximations
+import costs
+import other_groups
 import pool
+import priors
 import truth
 from autosym import likelihoods
+from autosym.groups import GROUPS
 from autosym.priors import Prior
 from autosym.sites import sites
 
@@ -81,3 +87,51 @@ def test_full_and_kernel_laplace_are_one_number():
     found = approximations.estimates(model, prior, likelihood, pair, steps=2)
     assert found["full"] == pytest.approx(found["kernel"], abs=1e-6)
     assert found["diagonal"] < found["full"] > found["blocks"] > found["diagonal"], "Fischer's inequality"
+
+
+# ---- priors, other groups, ablation, costs
+
+
+def test_priors_are_fitted_and_averaged_over_seeds():
+    case = priors.Case("digit", "Student-t, nu = 2", 1)
+    entry = asdict(case) | priors.fitted(case, epochs=1, width=1) | {"seconds": 1.0}
+    assert entry["bound_of"] == "the Laplace evidence under a Student-t prior"
+    assert len(entry["free_share"]) == 4
+    (line,) = priors.table([entry, entry | {"seed": 2, "accuracy": entry["accuracy"] + 2}], ("task", "prior"))
+    assert line["seeds"] == 2
+    assert line["accuracy"] == pytest.approx(entry["accuracy"] + 1)
+    assert line["accuracy_spread"] == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("group", other_groups.WIDTHS)
+def test_digits_are_moved_by_elements_of_the_group(group):
+    x = torch.rand(40, 1, 8, 8)
+    moved = other_groups.moved(x, group, 3)
+    orbits = [[GROUPS[group].act(g, image) for g in range(len(GROUPS[group]))] for image in x]
+    assert all(any(torch.equal(image, other) for other in orbit) for image, orbit in zip(moved, orbits, strict=True))
+    assert not torch.equal(moved, x)
+
+
+def test_shares_of_a_group_are_compared_by_seed():
+    def entry(moved, seed, share):
+        return {"group": "c4", "moved": moved, "seed": seed, "shares": {"gconv:c4": [share, share]}, "accuracy": 50.0}
+
+    (line,) = other_groups.compared([entry(True, 1, 0.7), entry(False, 1, 0.4), entry(True, 2, 0.3), entry(False, 2, 0.5)])
+    assert line["moved"] == pytest.approx([0.7, 0.3])
+    assert line["larger_on_moved"] == 1
+
+
+def test_free_paths_are_in_the_first_blocks_only():
+    net = ablation.build(ablation.Case("digit", "s-fc", 2, 1), 1)
+    assert [block.free for block in net.blocks] == [("s-fc",), ("s-fc",), (), ()]
+    assert ablation.build(ablation.Case("digit", "none", 0, 1), 1)(torch.randn(2, 1, 16, 16)).shape == (2, 10)
+    assert len(ablation.cases(1)) == 20
+
+
+def test_costs_of_layers_count_what_autograd_keeps():
+    modules = costs.contenders((2, 8, 8), (4, 4, 4), dense=True)
+    found = costs.costs(modules, torch.randn(3, 2, 8, 8), 1)
+    assert found["fc"]["parameters"] == 64 * (128 + 1)
+    assert found["torch"]["train_ms_ratio"] == 1
+    assert costs.kept(torch.nn.Linear(5, 2), torch.randn(3, 5)) == 0, "the input and the weights are there anyway"
+    assert costs.kept(torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Tanh()), torch.randn(3, 5)) == 3 * 2 * 4
