@@ -22,12 +22,7 @@ import argparse
 import json
 import math
 import os
-import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,7 +30,8 @@ from torch import Tensor
 
 import autosym
 from autosym import data, nets
-from autosym.provenance import commit, provenance
+from autosym.provenance import provenance
+from pool import answers
 
 OUT = Path(__file__).parent / "results" / "truth.json"
 FIRST_SEED = 1000  # far from those the defaults were looked at with
@@ -43,6 +39,7 @@ STRICT = 0.05
 TEACHER = {"width": 8, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
 QUADRANT = {"width": 12, "channels": (1, 2, 4, 8), "strides": (2, 2, 2, 2), "hidden": 8}
 GROUP = {"channels": (1, 2, 4), "strides": (2, 2, 2), "hidden": 8}
+COST = {"quadrant": 8, "turned": 4, "flipped": 4, "teacher": 1}  # of one sample
 RIVALS = {"turned": ("gconv:c4", 3), "flipped": ("gconv:flip-horizontal", 6)}  # 12 channels, as conv
 
 
@@ -104,7 +101,7 @@ def _standardised(teacher: nets.Net, x: Tensor) -> Tensor:
 
 def digit_data(case: Case) -> tuple[Tensor, Tensor]:
     """Embedded digits as the case asks for, normalised."""
-    images, labels = embedded_digits()
+    images, labels = data.digits()
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(case.seed))[: case.samples]
     x, y = images[rows], labels[rows]
     if case.question == "quadrant":
@@ -121,20 +118,8 @@ def digit_data(case: Case) -> tuple[Tensor, Tensor]:
     return (x - x.mean()) / x.std(), y
 
 
-def embedded_digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's digits, or where it is not installed the file that $AUTOSYM_DIGITS names (images, labels as .npz)."""
-    if "AUTOSYM_DIGITS" not in os.environ:
-        return data.digits()
-    import numpy as np
-
-    with np.load(os.environ["AUTOSYM_DIGITS"], allow_pickle=False) as file:
-        return torch.tensor(file["images"], dtype=torch.float32), torch.tensor(file["labels"]).long()
-
-
 def answer(case: Case, epochs: int | None) -> dict:
     """What ``fit`` says of a case."""
-    torch.set_num_threads(1)
-    begun = time.perf_counter()
     pair = teacher_data(case) if case.question == "teacher" else digit_data(case)
     torch.manual_seed(case.seed + 1)
     options = {"seed": case.seed, **({} if epochs is None else {"epochs": epochs})}
@@ -149,34 +134,16 @@ def answer(case: Case, epochs: int | None) -> dict:
         net = nets.build("f-fc+conv", shape, classes, **(TEACHER if case.question == "teacher" else QUADRANT))
         shares = list(autosym.fit(net, pair, **options).symmetry().free_share().values())
         said, detail = max(shares) < STRICT, {"free_share": shares}
-    seconds = time.perf_counter() - begun
-    return asdict(case) | {"said": said, "right": said == case.symmetric, **detail, "seconds": seconds}
+    return {"said": said, "right": said == case.symmetric, **detail}
 
 
-def done_before(path: Path, origin: dict) -> dict[Case, dict]:
-    """The cases of a file of lines that were made alike; a line that was cut off by a stop is none."""
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if entry.pop("origin") == origin:
-            found[Case(**{name: entry[name] for name in Case.__dataclass_fields__})] = entry
-    return found
-
-
-def answers(cases: list[Case], jobs: int, epochs: int | None) -> Iterator[tuple[Case, dict | None]]:
-    """Every case with its answer as it is done, the longest first, in processes of one thread each; None where it failed."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # before the processes start
-    cost = {"quadrant": 8, "turned": 4, "flipped": 4, "teacher": 1}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        order = sorted(cases, key=lambda case: -cost[case.question] * case.samples)
-        waiting = {pool.submit(answer, case, epochs): case for case in order}
-        for done in as_completed(waiting):
-            if error := done.exception():
-                print(f"FAILED {waiting[done]}: {error!r}", file=sys.stderr, flush=True)
-            yield waiting[done], None if error else done.result()
+def show(entry: dict) -> str:
+    detail = entry.get("free_share") or entry["log_evidence"]
+    plant = "symmetric" if entry["symmetric"] else f"broken by {entry['strength']:g}"
+    verdict = "right" if entry["right"] else "WRONG"
+    return (
+        f"{verdict}  {entry['question']}, {entry['samples']}, {plant}, seed {entry['seed']}: {detail}  {entry['seconds']:.0f} s"
+    )
 
 
 def interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
@@ -220,26 +187,11 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [case for case in CASES if options.only in (None, case.question)][: options.limit]
     out = options.out or (OUT if chosen == CASES and options.epochs is None else None)
-    origin = {"commit": commit(), "epochs": options.epochs}
     lines = out.with_suffix(".jsonl") if out else None
-    found = {case: entry for case, entry in (done_before(lines, origin) if lines else {}).items() if case in chosen}
-    if out and lines:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with lines.open("a") as file:
-            file.write("\n")  # a line that was cut off ends here
-    for case, entry in answers([case for case in chosen if case not in found], options.jobs, options.epochs):
-        if entry is None:
-            continue
-        found[case] = entry
-        if lines:
-            with lines.open("a") as file:
-                file.write(json.dumps(entry | {"origin": origin}) + "\n")
-        detail = entry.get("free_share") or entry["log_evidence"]
-        verdict = f"{'right' if entry['right'] else 'WRONG'}  {case}  {detail}  {entry['seconds']:.0f} s  ({len(found)} done)"
-        print(verdict, file=sys.stderr, flush=True)
-    result = summary([found[case] for case in chosen if case in found])
-    if len(found) < len(chosen):
-        sys.exit(f"{len(chosen) - len(found)} of {len(chosen)} cases failed; start again to try them once more")
+    settings = {"epochs": options.epochs}
+    result = summary(
+        answers(answer, chosen, options.jobs, lines, settings, lambda case: COST[case.question] * case.samples, show)
+    )
     if out:
         out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:

@@ -1,11 +1,22 @@
 """The scripts of ``benchmarks/`` that answer questions of docs/findings.md, at the smallest size that runs."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
+import ablation
+import approximations
+import costs
+import other_groups
+import pool
+import priors
 import truth
+from autosym import likelihoods
+from autosym.groups import GROUPS
+from autosym.priors import Prior
+from autosym.sites import sites
 
 # ---- truth
 
@@ -40,10 +51,87 @@ def test_counts_and_intervals_of_the_truth():
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's, as tables give it
 
 
-def test_a_stopped_truth_goes_on_with_the_cases_that_are_left(tmp_path):
-    case, origin = truth.CASES[0], {"commit": "a", "epochs": 1}
-    entry = truth.asdict(case) | {"said": True}
-    lines = tmp_path / "truth.jsonl"
-    lines.write_text(json.dumps(entry | {"origin": origin}) + "\n" + '{"question": "tea')
-    assert truth.done_before(lines, origin) == {case: entry}
-    assert truth.done_before(lines, origin | {"commit": "b"}) == {}
+def test_a_stopped_run_goes_on_with_the_cases_that_are_left(tmp_path):
+    case, origin = {"question": "teacher", "seed": 3}, {"commit": "a", "epochs": 1}
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"said": True, "case": case, "origin": origin}) + "\n" + '{"question": "tea')
+    assert pool.done_before(lines, origin) == {json.dumps(case): {"said": True}}
+    assert pool.done_before(lines, origin | {"commit": "b"}) == {}
+    assert pool.done_before(None, origin) == {}
+
+
+# ---- approximations
+
+
+def test_annealed_importance_sampling_knows_the_evidence_of_linear_regression():
+    few = approximations.linear_check(60)[0]
+    assert abs(few["ais"] - few["exact"]) < few["ais_uncertainty"] + 3 * few["forwards_error"]
+    assert few["forwards"] < few["exact"] < few["backwards"], "below from the prior, above from the posterior"
+
+
+def test_every_estimator_is_judged_by_what_it_would_choose():
+    values = {"conv": -10.0, "f-fc": -20.0}
+    wrong = dict.fromkeys(approximations.ESTIMATORS, 0.0) | {"diagonal": 1.0}
+    cells = [{"model": m, "ais": v, "estimates": dict.fromkeys(approximations.ESTIMATORS, v - 1)} for m, v in values.items()]
+    cells[1]["estimates"] = wrong
+    found = approximations.judged(cells)
+    assert found["ais_chooses"] == "conv"
+    assert found["estimators"]["diagonal"]["error"] == {"conv": -1.0, "f-fc": 21.0}
+    assert not any(line["same_symmetry"] for line in found["estimators"].values())
+
+
+def test_full_and_kernel_laplace_are_one_number():
+    task = approximations.Task("categorical", True, 0)
+    model, pair = approximations.Tiny("f-fc+conv", 2), approximations.task_data(task)
+    prior, likelihood = Prior([site.name for site in sites(model)], 2.0), likelihoods.of("categorical")
+    found = approximations.estimates(model, prior, likelihood, pair, steps=2)
+    assert found["full"] == pytest.approx(found["kernel"], abs=1e-6)
+    assert found["diagonal"] < found["full"] > found["blocks"] > found["diagonal"], "Fischer's inequality"
+
+
+# ---- priors, other groups, ablation, costs
+
+
+def test_priors_are_fitted_and_averaged_over_seeds():
+    case = priors.Case("digit", "Student-t, nu = 2", 1)
+    entry = asdict(case) | priors.fitted(case, epochs=1, width=1) | {"seconds": 1.0}
+    assert entry["bound_of"] == "the Laplace evidence under a Student-t prior"
+    assert len(entry["free_share"]) == 4
+    (line,) = priors.table([entry, entry | {"seed": 2, "accuracy": entry["accuracy"] + 2}], ("task", "prior"))
+    assert line["seeds"] == 2
+    assert line["accuracy"] == pytest.approx(entry["accuracy"] + 1)
+    assert line["accuracy_spread"] == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("group", other_groups.WIDTHS)
+def test_digits_are_moved_by_elements_of_the_group(group):
+    x = torch.rand(40, 1, 8, 8)
+    moved = other_groups.moved(x, group, 3)
+    orbits = [[GROUPS[group].act(g, image) for g in range(len(GROUPS[group]))] for image in x]
+    assert all(any(torch.equal(image, other) for other in orbit) for image, orbit in zip(moved, orbits, strict=True))
+    assert not torch.equal(moved, x)
+
+
+def test_shares_of_a_group_are_compared_by_seed():
+    def entry(moved, seed, share):
+        return {"group": "c4", "moved": moved, "seed": seed, "shares": {"gconv:c4": [share, share]}, "accuracy": 50.0}
+
+    (line,) = other_groups.compared([entry(True, 1, 0.7), entry(False, 1, 0.4), entry(True, 2, 0.3), entry(False, 2, 0.5)])
+    assert line["moved"] == pytest.approx([0.7, 0.3])
+    assert line["larger_on_moved"] == 1
+
+
+def test_free_paths_are_in_the_first_blocks_only():
+    net = ablation.build(ablation.Case("digit", "s-fc", 2, 1), 1)
+    assert [block.free for block in net.blocks] == [("s-fc",), ("s-fc",), (), ()]
+    assert ablation.build(ablation.Case("digit", "none", 0, 1), 1)(torch.randn(2, 1, 16, 16)).shape == (2, 10)
+    assert len(ablation.cases(1)) == 20
+
+
+def test_costs_of_layers_count_what_autograd_keeps():
+    modules = costs.contenders((2, 8, 8), (4, 4, 4), dense=True)
+    found = costs.costs(modules, torch.randn(3, 2, 8, 8), 1)
+    assert found["fc"]["parameters"] == 64 * (128 + 1)
+    assert found["torch"]["train_ms_ratio"] == 1
+    assert costs.kept(torch.nn.Linear(5, 2), torch.randn(3, 5)) == 0, "the input and the weights are there anyway"
+    assert costs.kept(torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Tanh()), torch.randn(3, 5)) == 3 * 2 * 4

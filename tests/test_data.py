@@ -1,6 +1,7 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,15 @@ def test_digits_are_the_embedded_ones():
     assert (float(images.min()), float(images.max())) == (0.0, 1.0)
     assert labels.unique().tolist() == list(range(10))
     assert labels.bincount().min() > 170
+
+
+def test_digits_can_come_from_a_file(monkeypatch, tmp_path):
+    np.savez(tmp_path / "digits.npz", images=np.full((2, 8, 8), 0.5), labels=np.array([3, 4]))
+    monkeypatch.setenv("AUTOSYM_DIGITS", str(tmp_path / "digits.npz"))
+    images, labels = data.digits()
+    assert images.dtype == torch.float32
+    assert images.shape == (2, 8, 8)
+    assert labels.tolist() == [3, 4]
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):

@@ -37,11 +37,19 @@ CHUNK = 4096  # images transformed at a time: what a variant needs besides its r
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's 1797 embedded handwritten digits: images (N, 8, 8) in [0, 1] and labels (N,). No download."""
+    """scikit-learn's 1797 embedded handwritten digits: images (N, 8, 8) in [0, 1] and labels (N,). No download.
+
+    Where scikit-learn is not installed, $AUTOSYM_DIGITS may name an .npz of them (``images``, ``labels``).
+    """
+    if "AUTOSYM_DIGITS" in os.environ:
+        with np.load(os.environ["AUTOSYM_DIGITS"], allow_pickle=False) as file:
+            return torch.tensor(file["images"], dtype=torch.float32), torch.tensor(file["labels"]).long()
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("the embedded digits come with scikit-learn: pip install 'autosym[data]'") from error
+        raise ImportError(
+            "the embedded digits come with scikit-learn: pip install 'autosym[data]', or name an .npz by AUTOSYM_DIGITS"
+        ) from error
     bunch = load_digits()
     return torch.tensor(bunch.images, dtype=torch.float32) / 16, torch.tensor(bunch.target)
 
