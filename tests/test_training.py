@@ -174,13 +174,15 @@ def test_evidence_steps_follow_burn_in_and_frequency(burn_in, every, expected):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, range(12, 81, 2)),
-        ({"settle": 0.5}, range(12, 51, 2)),
+        ({}, range(14, 81, 4)),
+        ({"epochs": 50}, range(7, 41, 2)),
+        ({"epochs": 10}, range(2, 9)),
+        ({"settle": 0.5, "every": 2}, range(12, 51, 2)),
         ({"settle": 0.5, "burn_in": 0, "every": 1}, range(1, 51)),
-        ({"settle": 0.9, "burn_in": 40}, [42]),
+        ({"settle": 0.9, "burn_in": 40}, [44]),
         ({"step": "none"}, []),
     ],
-    ids=["default", "half", "half, every epoch", "at least one", "map"],
+    ids=["default", "shorter", "short", "half", "half, every epoch", "at least one", "map"],
 )
 def test_precisions_settle_at_the_end(options, expected):
     assert list(Schedule(**options).evidence_epochs()) == list(expected)

@@ -72,7 +72,7 @@ def schedule_for(run: Run, samples: int) -> Schedule:
     """The defaults of ``fit``, long enough for WEIGHT_STEPS steps; evidence steps not more than about a hundred."""
     batch_size = min(64, max(8, samples // 8))
     epochs = max(60, math.ceil(WEIGHT_STEPS * batch_size / samples)) if run.epochs is None else run.epochs
-    return Schedule(epochs=epochs, batch_size=batch_size, every=max(2, epochs // 100), step=METHODS[run.method])
+    return Schedule(epochs=epochs, batch_size=batch_size, step=METHODS[run.method])
 
 
 def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Schedule:
     step: Step = "mackay"  # the evidence step: closed form and damped, "gradient" (Adam), or "none" (MAP)
     burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
     settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
-    every: int = 2  # epochs between evidence steps
+    every: int | None = None  # epochs between evidence steps; a 25th of the run by default, which makes 18 or so
     damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
     trust: float = 2.0  # and at most this far (nats)
     hyper_steps: int = 20  # Adam steps of a "gradient" step,
@@ -47,7 +47,7 @@ class Schedule:
                 ("step", self.step in ("mackay", "gradient", "none"), "'mackay', 'gradient' or 'none'"),
                 ("burn_in", self.burn_in is None or self.burn_in >= 0, "0 or more"),
                 ("settle", 0 <= self.settle < 1, "in [0, 1)"),
-                ("every", self.every >= 1, "at least 1"),
+                ("every", self.every is None or self.every >= 1, "at least 1"),
                 ("damping", 0 < self.damping <= 1, "in (0, 1]"),
                 ("trust", self.trust > 0, "positive"),
                 ("hyper_steps", self.hyper_steps >= 1, "at least 1"),
@@ -87,7 +87,8 @@ class Schedule:
         if self.step == "none":
             return range(0)
         burn_in = self.epochs // 10 if self.burn_in is None else self.burn_in
-        first = min(burn_in + self.every, self.epochs)  # a short run has one evidence step
+        every = max(1, round(self.epochs / 25)) if self.every is None else self.every
+        first = min(burn_in + every, self.epochs)  # a short run has one evidence step
         if burn_in >= self.epochs:
             raise ValueError(f"burn_in = {burn_in} leaves no evidence step in {self.epochs} epochs: lower it, or step='none'")
-        return range(first, max(first, math.ceil(self.epochs * (1 - self.settle))) + 1, self.every)
+        return range(first, max(first, math.ceil(self.epochs * (1 - self.settle))) + 1, every)

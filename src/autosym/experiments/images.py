@@ -34,7 +34,7 @@ class Run:
     epochs: int = 100
     lr: float = 0.05
     trust: float = 2.0
-    every: int = 2
+    every: int | None = None
     batch_size: int = 128
     width: int = 10
     samples: int | None = None  # of the training set; all by default
