@@ -60,7 +60,7 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
     train, test = tensors(run)
     build = partial(nets.build, run.model, (1, 8, 8), 10, run.width, (1, 2, 4), (2, 2, 2), hidden=8)
     return train_and_measure(
-        build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust), run, progress, out, resume
+        build, train, test, Schedule(epochs=run.epochs, lr=run.lr, trust=run.trust, every=2), run, progress, out, resume
     )
 
 

@@ -16,8 +16,7 @@ CELLS = [
     ("s-fc+s-conv", "omega"),
 ]
 RUNS = {
-    run.name: run
-    for run in (Run("table2", "cifar-10", m, k, p, epochs=300) for m, p in CELLS for k in ("map", "evidence"))
+    run.name: run for run in (Run("table2", "cifar-10", m, k, p, epochs=300) for m, p in CELLS for k in ("map", "evidence"))
 }
 
 # MAP: test NLL, test accuracy; evidence: test NLL, test accuracy, -log evidence per sample. As published.
