@@ -9,6 +9,7 @@ import torch
 import ablation
 import approximations
 import costs
+import findings
 import other_groups
 import pool
 import priors
@@ -46,9 +47,11 @@ def test_planted_digits_have_labels_of_the_question(question, symmetric):
 
 
 def test_counts_and_intervals_of_the_truth():
-    line = {"question": "turned", "samples": 5, "strength": 1.0}
+    line = {"question": "turned", "samples": 5, "strength": 1.0, "learned": True}
     cases = [line | {"symmetric": s, "said": a, "right": s == a} for s, a in ((True, True), (True, False), (False, True))]
+    cases[1]["learned"] = False
     found = truth.summary(cases)
+    assert found["learned"]["cases"] == 2
     assert [found[name] for name in ("cases", "right", "wrongly_found", "wrongly_missed")] == [3, 1, 1, 1]
     low, high = truth.interval(95, 100)
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's, as tables give it
@@ -138,3 +141,15 @@ def test_costs_of_layers_count_what_autograd_keeps():
     assert found["torch"]["train_ms_ratio"] == 1
     assert costs.kept(torch.nn.Linear(5, 2), torch.randn(3, 5)) == 0, "the input and the weights are there anyway"
     assert costs.kept(torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Tanh()), torch.randn(3, 5)) == 3 * 2 * 4
+
+
+# ---- findings
+
+
+def test_tables_of_findings_are_made_of_the_files_that_are_there(capsys):
+    findings.main()
+    shown = capsys.readouterr().out
+    for name in findings.TABLES:
+        assert f"## {name}\n" in shown
+    counted = {"cases": 1, "right": 1, "wrongly_found": 0, "wrongly_missed": 0, "interval": (0.2, 1.0)}
+    assert "| turned | 1 of 1 | 0 | 0 |" in findings.truth(counted | {"learned": counted, "by_kind": {"turned": counted}})
