@@ -223,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tasks", type=int, help="the first of them only")
     parser.add_argument("--quick", action="store_true", help="one task with few temperatures; printed only")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
@@ -231,7 +232,7 @@ def main() -> None:
     if options.quick:
         settings = {"temperatures": 20, "steps": 20, "epochs": 40}
     tasks = [Task(kind, s, i) for i in range(options.seeds) for kind in ("gaussian", "categorical") for s in (True, False)]
-    tasks = tasks[:1] if options.quick else tasks
+    tasks = tasks[: 1 if options.quick else options.tasks]
     cells = [Cell(**asdict(task), model=name) for task in tasks for name in MODELS]
     lines = None if options.quick else options.out.with_suffix(".jsonl")
     found = pool.answers(cell, cells, options.jobs, lines, settings, show=show)

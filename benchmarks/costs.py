@@ -128,22 +128,23 @@ def _peak(step: Callable[[], None], device: torch.device) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, help="128 on a GPU, 16 on a CPU by default")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     device = torch.device(options.device)
-    batch = options.batch or (128 if device.type == "cuda" else 16)
     out = options.out or RESULTS / ("costs-cuda.json" if device.type == "cuda" else "costs.json")
-    result: dict = {"batch": batch, "layers": {}, "provenance": provenance(options.device)}
+    result: dict = {"batch": options.batch, "layers": {}, "provenance": provenance(options.device)}
     for shape, to in SHAPES:
         modules = {name: module.to(device) for name, module in contenders(shape, to, device.type == "cuda").items()}
-        result["layers"][f"{shape} to {to}"] = costs(modules, torch.randn(batch, *shape, device=device), options.repeats)
+        result["layers"][f"{shape} to {to}"] = costs(
+            modules, torch.randn(options.batch, *shape, device=device), options.repeats
+        )
         del modules
     networks = {name: nets.build(name, (3, 32, 32), 10).to(device) for name in NETWORKS}
-    result["networks"] = costs(networks, torch.randn(batch, 3, 32, 32, device=device), options.repeats)
+    result["networks"] = costs(networks, torch.randn(options.batch, 3, 32, 32, device=device), options.repeats)
     for title, lines in {**result["layers"], "networks": result["networks"]}.items():
         print(title)
         for name, line in lines.items():

@@ -9,6 +9,7 @@ import torch
 import ablation
 import approximations
 import costs
+import findings
 import other_groups
 import pool
 import priors
@@ -21,15 +22,18 @@ from autosym.sites import sites
 # ---- truth
 
 
-@pytest.mark.parametrize(("symmetric", "strength"), truth.PLANTS)
-def test_a_teacher_is_symmetric_where_it_says_so(symmetric, strength):
-    case = truth.Case("teacher", symmetric, 30, 5, strength)
+@pytest.mark.parametrize(
+    ("symmetric", "strength", "parts"), [(True, 1.0, ["conv"]), (False, 1.0, ["fc"]), (False, 0.5, ["conv", "fc"])]
+)
+def test_teachers_are_symmetric_where_they_say_so(symmetric, strength, parts):
+    case = truth.Case("teacher", symmetric, 36, 5, strength)
     x, y = truth.teacher_data(case)
-    assert x.shape == (30, 1, 8, 8)
-    assert y.bincount().tolist() == [10, 10, 10]
+    classes = 3 if len(parts) == 1 else 4
+    assert x.shape == (36, 1, 8, 8)
+    assert y.bincount().tolist() == [36 // classes] * classes
     with torch.no_grad():
-        before, after = (sum(part * net(image) for part, net in truth.teachers(case, 3)) for image in (x, x.roll(3, -1)))
-    assert torch.allclose(before, after, atol=1e-5) == symmetric
+        for name, teacher in zip(parts, truth.teachers(case), strict=True):
+            assert torch.allclose(teacher(x), teacher(x.roll(3, -1)), atol=1e-5) == (name == "conv")
 
 
 @pytest.mark.parametrize("question", ["quadrant", "turned", "flipped"])
@@ -43,9 +47,11 @@ def test_planted_digits_have_labels_of_the_question(question, symmetric):
 
 
 def test_counts_and_intervals_of_the_truth():
-    line = {"question": "turned", "samples": 5, "strength": 1.0}
+    line = {"question": "turned", "samples": 5, "strength": 1.0, "learned": True}
     cases = [line | {"symmetric": s, "said": a, "right": s == a} for s, a in ((True, True), (True, False), (False, True))]
+    cases[1]["learned"] = False
     found = truth.summary(cases)
+    assert found["learned"]["cases"] == 2
     assert [found[name] for name in ("cases", "right", "wrongly_found", "wrongly_missed")] == [3, 1, 1, 1]
     low, high = truth.interval(95, 100)
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's, as tables give it
@@ -135,3 +141,15 @@ def test_costs_of_layers_count_what_autograd_keeps():
     assert found["torch"]["train_ms_ratio"] == 1
     assert costs.kept(torch.nn.Linear(5, 2), torch.randn(3, 5)) == 0, "the input and the weights are there anyway"
     assert costs.kept(torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Tanh()), torch.randn(3, 5)) == 3 * 2 * 4
+
+
+# ---- findings
+
+
+def test_tables_of_findings_are_made_of_the_files_that_are_there(capsys):
+    findings.main()
+    shown = capsys.readouterr().out
+    for name in findings.TABLES:
+        assert f"## {name}\n" in shown
+    counted = {"cases": 1, "right": 1, "wrongly_found": 0, "wrongly_missed": 0, "interval": (0.2, 1.0)}
+    assert "| turned | 1 of 1 | 0 | 0 |" in findings.truth(counted | {"learned": counted, "by_kind": {"turned": counted}})

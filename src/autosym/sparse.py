@@ -20,6 +20,7 @@ from autosym.convolutions import circular_conv, patches, wrap
 from autosym.paths import Path
 
 SMOOTH = 0.1  # initial anchor values leave out what the basis shrinks below this part: it would take huge ones to say little
+NOTHING = 1e-30  # of a basis function whose largest value is 1
 
 
 class Basis(nn.Module):
@@ -79,7 +80,9 @@ class Basis(nn.Module):
         return self._offsets().square().sum(-1)
 
     def _gaussians(self) -> Tensor:
-        return torch.exp(-0.5 * self.omega**2 * self._square_distances())
+        """Far from an anchor exactly zero: numbers near the smallest that there are make products 90 times slower on a CPU."""
+        values = torch.exp(-0.5 * self.omega**2 * self._square_distances())
+        return torch.where(values > NOTHING, values, 0.0)
 
 
 class Sparse(Path):
