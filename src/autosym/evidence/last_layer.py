@@ -207,14 +207,14 @@ class Adam:
         self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], forget: float = 0.001) -> None:
-        """One step; ``forget`` is the new part of second moments."""
+    def step(self, gradients: Sequence[Tensor], first: float = 0.1, second: float = 0.001) -> None:
+        """One step, by moments of which the parts ``first`` and ``second`` are new."""
         self.steps += 1
         for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            m.lerp_(g, 0.1)
-            v.lerp_(g.square(), forget)
-            rate = self.rate / (1 - 0.9**self.steps)
-            p.sub_((rate * m / ((v / (1 - (1 - forget) ** self.steps)).sqrt() + 1e-8)).to(p))
+            m.lerp_(g, first)
+            v.lerp_(g.square(), second)
+            rate = self.rate / (1 - (1 - first) ** self.steps)
+            p.sub_((rate * m / ((v / (1 - (1 - second) ** self.steps)).sqrt() + 1e-8)).to(p))
 
 
 def learn(
@@ -336,7 +336,7 @@ class _Steps:
 
     def move_widths(self) -> None:
         """A step of the widths by their slope, which starts anew."""
-        self.widths.step(self.slope, 0.05)
+        self.widths.step(self.slope, 0.3, 0.2)  # a few steps of a slope with little noise, which falls as widths grow
         self.forget_slope()
         for part in averaging.transformations(self.features).values():
             part.limit()

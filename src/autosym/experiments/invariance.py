@@ -53,10 +53,10 @@ class Run:
     start: float = 0.1
     learn: bool = True
     seed: int = 0
-    epochs: int = 15
-    batch_size: int = 2000
-    lr: float = 3e-3
-    range_lr: float = 0.1
+    epochs: int = 40
+    batch_size: int = 6000  # of random features: q follows the faster the larger a part of the data a batch is
+    lr: float = 1e-3
+    range_lr: float = 0.4
     samples: int | None = None  # of the training set; all by default
 
     @property
