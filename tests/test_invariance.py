@@ -41,6 +41,7 @@ def test_every_published_cell_has_a_run():
     [
         "invariance-1/full/learned",
         "invariance-1/half/point-estimate",
+        "invariance-1/full/point-estimate-relu",
         "invariance-2/scaled/mlp",
         "invariance-2/translated/mlp+affine",
     ],

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -193,3 +194,22 @@ def test_the_end_of_a_run_is_an_optimum_of_q():
         scale = [head.root().diagonal(dim1=1, dim2=2), 1.0, 1.0]  # in units of standard deviations
         slopes.append(math.sqrt(sum((g * s).square().sum().item() for g, s in zip(grads, scale, strict=True))))
     assert slopes[1] < 0.1 * slopes[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("point_estimate", [False, True])
+def test_a_recorded_run_is_that_without_graphs(point_estimate):
+    """Every step has draws, noise and rates of its own, though it is replayed."""
+    x, y = torch.rand(200, 1, 8, 8).cuda(), (torch.arange(200) % 3).cuda()
+    runs = []
+    for capture in (True, False):
+        torch.manual_seed(0)
+        features = symmetrise(ReluFeatures(64, 32), "rotation", 6, where="weights").cuda()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*CUDA graph.*")
+            fitted = last_layer.learn(
+                features, (x, y), 3, epochs=8, batch_size=50, range_lr=0.2, capture=capture, point_estimate=point_estimate
+            )
+        runs.append([line["bound"] for line in fitted.history] + [ranges(features)["rotation"].value])
+    assert runs[0] == pytest.approx(runs[1], rel=1e-3)
+    assert len(set(runs[0])) == 9

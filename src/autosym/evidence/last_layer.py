@@ -29,7 +29,7 @@ from autosym.likelihoods import Gaussian, Likelihood
 
 DRAWS = 8  # of noise for each sample, at no cost beside that of its features
 FIRST = 10  # steps in which H is gathered before anything moves,
-REFRESH = 0.1  # part of H that may be new at a factorisation, at which
+REFRESH = 0.2  # part of H that is new at a factorisation, at which
 TRUST = 0.2  # log delta moves by no more
 POLISH = 6  # passes at the end
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
@@ -256,7 +256,7 @@ def learn(
     step, generator = Captured(steps, capture), torch.Generator(device).manual_seed(seed)
     total, done, lines = epochs * math.ceil(count / batch_size), 0, list[dict[str, Any]]()
     first, part_new = min(FIRST, total // 4), min(rate * batch_size / count, 0.2)  # more would throw q about by single samples
-    between, held = max(1, round(REFRESH / part_new)), max(1, round(count / batch_size / 2))
+    new, held = REFRESH, max(1, round(count / batch_size / 2))
     with asking(widths):
         for epoch in range(1, epochs + 1):
             for x, y in stream.epoch(epoch):
@@ -266,8 +266,10 @@ def learn(
                 steps.set_rates(lr * falling, range_lr * falling, part_new * falling, 1 / (done + 1))
                 step(x, y, torch.randn(DRAWS, len(x), outputs, generator=generator, device=device))
                 done += 1
-                if natural is not None and done >= first and (done - first) % between == 0:
+                new += part_new * falling
+                if natural is not None and done >= first and new >= REFRESH:
                     natural.refresh()
+                    new = 0.0
                 if held > 1 and done % held == held // 2:
                     steps.forget_slope()
                 if done % held == 0:
