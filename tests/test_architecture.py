@@ -47,7 +47,7 @@ ALLOWED = {
     "sites": {"averaging", "batching", "groups", "paths", "sparse"},
     "processes": set(),
     "curvature": {"averaging", "groups", "paths", "sites", "likelihoods", "priors", "batching", "processes"},
-    "evidence": EVIDENCE_ROOMS,
+    "evidence": EVIDENCE_ROOMS | {"capture"},
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS | {"tables"},
     "predictive": EVIDENCE_ROOMS,
     "capture": set(),

@@ -115,7 +115,7 @@ def test_run_of_two_seeds_is_two_results(capsys, tmp_path, published):
 
 def test_seeds_count_from_the_experiments_own(capsys, monkeypatch):
     ran = []
-    monkeypatch.setattr(cli, "_run", lambda name, module, config, *rest: ran.append((config.seed, str(rest[0]))))
+    monkeypatch.setattr(cli, "_run", lambda name, config, *rest: ran.append((config.seed, str(rest[0]))))
     shown(capsys, "run", "quadrant-digits", "--seeds", "3")
     assert ran == [(1 + i, f"runs/quadrant-digits/seed{1 + i}") for i in range(3)]
 

@@ -1,6 +1,7 @@
 """The runs of the invariance tables: names, data, one tiny run of each kind, and the rows of a table."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 from autosym import cli
-from autosym.experiments import invariance
+from autosym.experiments import invariance, learned_ranges, running
 from autosym.experiments.invariance import PAPER, RUNS, TABLES
 from files import mnist_parts, write_mnist
 
@@ -40,6 +41,7 @@ def test_every_published_cell_has_a_run():
     [
         "invariance-1/full/learned",
         "invariance-1/half/point-estimate",
+        "invariance-1/full/point-estimate-relu",
         "invariance-2/scaled/mlp",
         "invariance-2/translated/mlp+affine",
     ],
@@ -77,6 +79,11 @@ def test_a_tiny_run_is_kept_and_shown(folder, tmp_path, capsys, name):
     assert cli.main(["table", table, "--results", str(results), *(figure if learned else [])]) == 0
     assert (tmp_path / "table.png").exists() is learned
     assert rest.split("/")[0] in capsys.readouterr().out
+    if "affine" in name:  # a filter for each of six ranges, as text
+        pictures = learned_ranges.unpacked(kept["filter_banks"][2])
+        assert len(kept["filter_banks"]) == 6
+        assert pictures[3].shape == (28, 28)
+        assert abs(int(pictures[3].max())) <= 127
 
 
 def test_fixed_ranges_stay_and_learned_ones_move(folder):
@@ -110,6 +117,28 @@ def test_a_figure_of_nothing_is_refused(tmp_path):
         invariance.figure("invariance-1", tmp_path / "figure.png", tmp_path)
 
 
-def test_a_run_without_checkpoints_says_so(folder):
-    with pytest.raises(ValueError, match="keeps no checkpoint"):
-        invariance.execute(RUNS["invariance-1/full/learned"], resume=True, data_dir=folder, results=folder)
+def test_a_resumed_run_is_left_alone_where_it_is_finished_and_else_says_that_it_starts_anew(folder, capsys):
+    run = replace(RUNS["invariance-1/full/learned"], epochs=2)
+    results = folder / "results"
+    options = {"progress": True, "resume": True, "data_dir": folder, "results": results}
+    first = invariance.execute(run, **options)
+    assert "keeps no checkpoint: it starts anew" in capsys.readouterr().out
+    again = invariance.execute(run, **options)
+    assert again["row"] == first["row"], "the seconds, too"
+    assert capsys.readouterr().out == ""
+    longer = invariance.execute(replace(run, epochs=3), **options)
+    assert longer["config"]["epochs"] == 3
+
+
+def test_many_runs_at_a_time_and_some_that_fail(folder, tmp_path, capfd, monkeypatch):
+    """By threads here, which see the smaller networks of these tests."""
+    monkeypatch.setattr(running, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    results, out = tmp_path / "results", tmp_path / "runs"
+    options = ["--epochs", "1", "--samples", "30", "--data-dir", str(folder), "--results", str(results), "--out", str(out)]
+    assert cli.main(["run", "invariance-2/regular/mlp", "--all", "--jobs", "2", *options]) == 0
+    printed = capfd.readouterr().out
+    models = ("mlp", "mlp+affine", "mlp+rotation", "mlp+translation", "mlp+scale")
+    assert all(f"invariance-2/regular/{model}: test accuracy" in printed for model in models)
+    assert len(list(results.rglob("*.json"))) == len(list(results.rglob("*.npy"))) == len(models)
+    assert cli.main(["run", "invariance-3/regular/mlp", "--all", "--jobs", "2", *options]) == 1
+    assert "5 of 5 runs failed" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -146,3 +147,69 @@ def test_gaussian_noise_is_learned_and_the_given_likelihood_is_left_alone():
 def test_features_that_are_no_rows_are_refused():
     with pytest.raises(ValueError, match="one row for each sample"):
         last_layer.learn(nn.Identity(), (torch.randn(4, 2, 2), torch.arange(4) % 2), 2)
+
+
+def test_adam_is_that_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = ([torch.ones(3, dtype=torch.float64, requires_grad=True)] for _ in range(2))
+    adam, reference = last_layer.Adam(ours), torch.optim.Adam(theirs, 0.1)
+    for step in range(5):
+        theirs[0].grad = torch.randn(3, dtype=torch.float64)
+        adam.rate.fill_(0.1 / (step + 1))
+        reference.param_groups[0]["lr"] = 0.1 / (step + 1)
+        adam.step([theirs[0].grad])
+        reference.step()
+    assert_close(ours[0], theirs[0], rtol=1e-6, atol=1e-8)
+
+
+def test_natural_steps_come_to_the_exact_posterior():
+    """Of a linear model with Gaussian noise: one full step of H, and of means, is all it takes."""
+    phi, y = problem()
+    head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
+    natural = last_layer.Natural(head)
+    natural.memory.fill_(1)
+    natural.rate.fill_(1)
+    natural.gather((phi.T @ phi / 0.09).expand(2, -1, -1))
+    natural.refresh()
+    head.log_precision.data.fill_(math.log(1.7))
+    natural.move(y.T @ phi / 0.09)
+    expected = right(phi, y, 1.7, 0.09)
+    assert_close(head.mean, expected.mean, rtol=1e-6, atol=1e-8)
+    assert_close(head.root(), expected.root(), rtol=1e-6, atol=1e-8)
+    bound = last_layer.at(nn.Identity(), head, (phi, y), likelihood).log_evidence
+    assert float(bound) == pytest.approx(float(exact.at(phi, y, 1.7, 0.09).log_evidence), rel=1e-8)
+
+
+def test_the_end_of_a_run_is_an_optimum_of_q():
+    """No direction from there leads up, of means and of the root: the slope of the bound is small beside what it was at the start."""
+    torch.manual_seed(0)
+    features = RandomFeatures(2, 16, 3.0)
+    fitted = last_layer.learn(features, rings(), 2, epochs=20, batch_size=80)
+    x, y = rings()
+    noise = torch.randn(1000, len(x), 2, generator=torch.Generator().manual_seed(1))
+    slopes = []
+    for head in (LastLayer(16, 2), fitted.head):
+        bound = last_layer.expected_log_likelihood(head, features(x), y, Categorical(), noise) - head.kl()
+        grads = torch.autograd.grad(bound, [head.mean, head.log_diagonal, head.log_precision])
+        scale = [head.root().diagonal(dim1=1, dim2=2), 1.0, 1.0]  # in units of standard deviations
+        slopes.append(math.sqrt(sum((g * s).square().sum().item() for g, s in zip(grads, scale, strict=True))))
+    assert slopes[1] < 0.1 * slopes[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("point_estimate", [False, True])
+def test_a_recorded_run_is_that_without_graphs(point_estimate):
+    """Every step has draws, noise and rates of its own, though it is replayed."""
+    x, y = torch.rand(200, 1, 8, 8).cuda(), (torch.arange(200) % 3).cuda()
+    runs = []
+    for capture in (True, False):
+        torch.manual_seed(0)
+        features = symmetrise(ReluFeatures(64, 32), "rotation", 6, where="weights").cuda()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*CUDA graph.*")
+            fitted = last_layer.learn(
+                features, (x, y), 3, epochs=8, batch_size=50, range_lr=0.2, capture=capture, point_estimate=point_estimate
+            )
+        runs.append([line["bound"] for line in fitted.history] + [ranges(features)["rotation"].value])
+    assert runs[0] == pytest.approx(runs[1], rel=1e-3)
+    assert len(set(runs[0])) == 9

@@ -25,6 +25,8 @@ def test_root_is_a_root_of_the_output_hessian(name, sigma, outputs):
     root = likelihood.root(f)
     assert root.shape == (6, outputs, outputs - (name == "categorical"))
     torch.testing.assert_close(root @ root.mT * likelihood.scale().detach(), exact, rtol=1e-12, atol=1e-12)
+    diagonal = likelihood.diagonal(f) * likelihood.scale().detach()
+    torch.testing.assert_close(diagonal, exact.diagonal(dim1=1, dim2=2), rtol=1e-12, atol=1e-12)
 
 
 def test_root_survives_saturated_outputs():

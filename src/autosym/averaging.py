@@ -74,6 +74,7 @@ class Transformations(nn.Module):
         if padding not in ("zeros", "border"):
             raise ValueError(f"padding {padding!r} is not 'zeros' or 'border': what images are outside of their frame")
         self.names, self.samples = tuple(name for name in widths if widths[name] > 0), samples
+        self.lattice = _lattice(samples, len(self.names))
         self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
         # A hyperparameter, not a weight: frozen, so that optimisers of weights, priors and curvature leave it alone.
@@ -97,11 +98,11 @@ class Transformations(nn.Module):
     def redraw(self, seed: int) -> None:
         """New draws, by a seed: a lattice with a random shift. Each of them is uniform, and together they cover the cube evenly."""
         shift = torch.rand(len(self.names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        self._set(2 * ((self._lattice() + shift) % 1) - 1)
+        self._set(2 * ((self.lattice + shift) % 1) - 1)
 
     def settle(self) -> None:
         """The lattice without a random shift: the same draws every time, for inference. Of one generator they are an even grid."""
-        self._set(2 * self._lattice() - 1)
+        self._set(2 * self.lattice - 1)
 
     def grid(self, points: int) -> None:
         """Deterministic draws for inference: ``points`` in every dimension, in the middle of even parts of [-1, 1]."""
@@ -144,8 +145,7 @@ class Transformations(nn.Module):
                 f"images of {height}x{width} have more than the {LARGEST} pixels of which where='weights' holds maps: resize them, "
                 "or use where='input'"
             )
-        eye = torch.eye(height * width, dtype=x.dtype, device=x.device).reshape(1, -1, height, width)
-        R = self._resampled(eye, self.draws)[0].flatten(2)  # (S, HW in, HW out)
+        R = _resampling(self.matrices(-self.draws).to(x), height, width, self.padding)
         return torch.einsum("bcp,sqp->bscq", x.flatten(2), R).reshape(len(x), -1, *x.shape[1:])
 
     def ranges(self) -> dict[str, Range]:
@@ -174,16 +174,6 @@ class Transformations(nn.Module):
             f"inputs {tuple(x.shape)} are neither images (B, C, H, W) nor coordinates in the plane (B, 2), which these transformations "
             "move: give flattened images their shape, x.reshape(-1, C, H, W), and flatten them in the model"
         )
-
-    def _lattice(self) -> Tensor:
-        """Points (S, k) in [0, 1), even in every dimension: by S-ths in the first, by the generalised golden ratio in the others."""
-        k, i = len(self.names), torch.arange(self.samples, dtype=torch.float64)
-        ratio = 2.0
-        for _ in range(40):  # the root of r^k = r + 1
-            ratio = (1 + ratio) ** (1 / max(k, 2))
-        steps = torch.tensor([1 / self.samples, *(ratio**-j for j in range(1, k))], dtype=torch.float64)[:k]
-        first = torch.tensor([0.5 / self.samples, *(0.5 for _ in range(1, k))], dtype=torch.float64)[:k]
-        return (first + i[:, None] * steps) % 1
 
     def _set(self, draws: Tensor) -> None:
         """In place where there are as many: a recorded CUDA graph goes on reading them."""
@@ -309,6 +299,16 @@ def _widths(symmetry: Symmetry) -> dict[str, float]:
     return {name: found[name] for name in GENERATORS if name in found}
 
 
+def _lattice(samples: int, k: int) -> Tensor:
+    """Points (S, k) in [0, 1), even in every dimension: by S-ths in the first, by the generalised golden ratio in the others."""
+    ratio = 2.0
+    for _ in range(40):  # the root of r^k = r + 1
+        ratio = (1 + ratio) ** (1 / max(k, 2))
+    steps = torch.tensor([1 / samples, *(ratio**-j for j in range(1, k))], dtype=torch.float64)[:k]
+    first = torch.tensor([0.5 / samples, *(0.5 for _ in range(1, k))], dtype=torch.float64)[:k]
+    return (first + torch.arange(samples, dtype=torch.float64)[:, None] * steps) % 1
+
+
 def _generators(names: tuple[str, ...]) -> Tensor:
     G = torch.zeros(len(names), 3, 3, dtype=torch.float64)
     for index, name in enumerate(names):
@@ -317,14 +317,33 @@ def _generators(names: tuple[str, ...]) -> Tensor:
     return G
 
 
-def _warped(x: Tensor, inverse: Tensor, padding: str) -> Tensor:
-    """out(p) = x(T^-1 p) of images (N, C, H, W), for T^-1 (N, 3, 3); bilinear."""
-    height, width = x.shape[-2:]
+def _grid(inverse: Tensor, height: int, width: int) -> Tensor:
+    """T^-1 p for every pixel p of an image: (N, H, W, 2), in halves of each side from the centre."""
     # Sampling measures in halves of each side (align_corners=False), generators in halves of the longer one.
     side = torch.stack([inverse.new_full((), n / max(height, width)) for n in (width, height, max(height, width))])
-    theta = (inverse * side / side[:, None])[:, :2].to(x)
-    grid = F.affine_grid(theta, [len(x), 1, height, width], align_corners=False)
+    theta = (inverse * side / side[:, None])[:, :2]
+    return F.affine_grid(theta, [len(inverse), 1, height, width], align_corners=False)
+
+
+def _warped(x: Tensor, inverse: Tensor, padding: str) -> Tensor:
+    """out(p) = x(T^-1 p) of images (N, C, H, W), for T^-1 (N, 3, 3); bilinear."""
+    grid = _grid(inverse, *x.shape[-2:]).to(x)
     return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
+
+
+def _resampling(inverse: Tensor, height: int, width: int, padding: str) -> Tensor:
+    """``_warped`` as matrices R (N, HW in, HW out): out = x R, of products of hats max(0, 1 - |distance|) along rows and columns.
+
+    Their derivative in T is one of plain products, without the scattered sums of that of ``grid_sample``, which are slow on a GPU.
+    """
+    hats = []
+    for place, size in zip(_grid(inverse, height, width).flatten(1, 2).unbind(-1), (width, height), strict=True):
+        where = ((place + 1) * size - 1) / 2  # in pixels
+        where = where.clamp(0, size - 1) if padding == "border" else where
+        pixels = torch.arange(size, dtype=where.dtype, device=where.device)
+        hats.append((1 - (where[:, None] - pixels[:, None]).abs()).relu())  # (N, size, HW out)
+    across, down = hats
+    return (down[:, :, None] * across[:, None]).flatten(1, 2)
 
 
 def _range(name: str, width: float, half: float | None) -> Range:

@@ -23,7 +23,7 @@ from autosym import applications, physics, processes, runs
 from autosym.experiments import basis as basis_functions
 from autosym.experiments import group_digits, images, invariance, quadrant_digits, rotated_digits, table1, table2, table3
 from autosym.experiments.images import mean_shares
-from autosym.experiments.running import write
+from autosym.experiments.running import at_a_time, write
 from autosym.report import show_symmetry, write_run
 
 EXPERIMENTS: dict[str, Any] = {
@@ -221,6 +221,7 @@ def run(
     results: Path = images.RESULTS,
     data_dir: Path | None = None,
     resume: bool = False,
+    jobs: int = 1,
     json: bool = False,
 ) -> None:
     """Train one named run of an experiment, e.g. quadrant-digits, rotated-digits (all three variants), or table1/digit/f-fc+conv/evidence.
@@ -236,6 +237,7 @@ def run(
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
         data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
         resume: go on from the checkpoint there, as if the run had never stopped.
+        jobs: with --all, how many runs at a time, each in a process of its own; one that fails does not end the others.
         json: print the result as JSON and nothing else.
     """
     if name == "rotated-digits":
@@ -248,10 +250,7 @@ def run(
         rotated_digits.show(found)
         print(f"Written: {(out or Path('runs') / name) / 'result.json'}, and the files of each variant beside it")
         return
-    named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
-    named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
-    named |= {key: (invariance, value) for key, value in invariance.RUNS.items()}
-    named |= {key: (physics, value) for key, value in physics.experiment.RUNS.items()}
+    named = _named()
     chosen = (
         [key for key in named if key.startswith(name) and key not in EXPERIMENTS]
         if all
@@ -262,8 +261,9 @@ def run(
     if seeds < 1:
         raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
     changes = {key: value for key, value in (("epochs", epochs), ("seed", seed), ("samples", samples)) if value is not None}
+    todo: list[tuple] = []
     for key in chosen:
-        module, config = named[key]
+        config = named[key][1]
         for offset in range(seeds):
             try:
                 varied = replace(config, **{"seed": config.seed, **changes})
@@ -272,16 +272,36 @@ def run(
             varied = replace(varied, seed=varied.seed + offset)
             many = len(chosen) * seeds > 1
             folder = (out or Path("runs")) / (f"{key}/seed{varied.seed}" if many else "" if out else key)
-            _run(key, module, varied, folder, results, data_dir, resume, json)
+            todo.append((key, varied, folder, results, data_dir, resume, json, jobs == 1))
+    if jobs > 1:
+        return at_a_time(_run, todo, jobs)
+    for arguments in todo:
+        _run(*arguments)
+
+
+def _named() -> dict[str, tuple[Any, Any]]:
+    """Every run by name, with the module that executes it."""
+    named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
+    named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
+    named |= {key: (invariance, value) for key, value in invariance.RUNS.items()}
+    return named | {key: (physics, value) for key, value in physics.experiment.RUNS.items()}
 
 
 def _run(
-    name: str, module: Any, config: Any, out: Path, results: Path, data_dir: Path | None, resume: bool, json: bool
+    name: str,
+    config: Any,
+    out: Path,
+    results: Path,
+    data_dir: Path | None,
+    resume: bool,
+    json: bool,
+    progress: bool,
 ) -> None:
+    module = _named()[name][0]
     if module is physics:
         return physics.run(config, out, results, resume, json)
     more = {"results": results, "data_dir": data_dir} if module in (images, invariance) else {}
-    result = module.execute(config, progress=not json, out=out, resume=resume, **more)
+    result = module.execute(config, progress=progress and not json, out=out, resume=resume, **more)
     write(result, out / "result.json")
     if not processes.first():
         return
@@ -300,7 +320,7 @@ def _run(
         print(f"Averaged over {found['text']}")
     kept = f", and {results / config.file}.json" if more else ""
     print(f"Written: {out / 'result.json'} and {out / 'history.jsonl'}{kept}")
-    print(page)
+    print(page, flush=True)
 
 
 def _page(run: Path) -> str:

@@ -79,6 +79,11 @@ class Categorical(nn.Module):
         size = torch.where(row > column, below, torch.where(row == column, diagonal, -torch.inf)).exp()
         return torch.where(row > column, -size, size)
 
+    def diagonal(self, outputs: Tensor) -> Tensor:
+        """That of R R^T, (B, D)."""
+        p = outputs.softmax(-1)
+        return p * (1 - p)
+
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
         """One column (B, D) for each sample of the symmetric root sqrt(p_c) (e_c - p), c = ``index`` (B,); it has D."""
         p = outputs.softmax(-1)
@@ -129,6 +134,10 @@ class Gaussian(nn.Module):
 
     def root(self, outputs: Tensor) -> Tensor:
         return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
+
+    def diagonal(self, outputs: Tensor) -> Tensor:
+        """That of R R^T, (B, D)."""
+        return torch.ones_like(outputs)
 
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
         """One column (B, D) of the root for each sample, that of ``index`` (B,)."""

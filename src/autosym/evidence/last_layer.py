@@ -7,11 +7,13 @@ phi is everything before the last layer: random Fourier features, or a hidden la
 the outputs of a sample are independent Gaussians with mean mu_c . phi and variance |L_c^T phi|^2, so noise is drawn for outputs and not
 for weights: the same expectation with less noise. For Gaussian noise it is in closed form, and nothing is drawn at all. Where phi averages
 over transformations (``averaging``) their widths are learned with all else, by the bound.
+
+q takes natural-gradient steps (``Natural``), for which hundreds do what takes Adam many thousands; all else takes steps by Adam.
 """
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,16 @@ from torch import Tensor, nn
 
 from autosym import averaging, likelihoods
 from autosym.batching import Data, Stream, batches, size_of, to_model
+from autosym.capture import Captured
 from autosym.evidence.differentiable import asking
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
 
+DRAWS = 8  # of noise for each sample, at no cost beside that of its features
+FIRST = 10  # steps in which H is gathered before anything moves,
+REFRESH = 0.2  # part of H that is new at a factorisation, at which
+TRUST = 0.2  # log delta moves by no more
+POLISH = 6  # passes at the end
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
 
 
@@ -90,14 +98,23 @@ class LastLayer(nn.Module):
 def expected_log_likelihood(
     head: LastLayer, phi: Tensor, targets: Tensor, likelihood: Likelihood, noise: Tensor | None = None
 ) -> Tensor:
-    """sum_n E_q log p(y_n | f_n): in closed form for Gaussian noise, else at f = mean + sqrt(variance) ``noise`` (B, D)."""
-    mean, variance = head.moments(phi)
+    """sum_n E_q log p(y_n | f_n): in closed form for Gaussian noise, else a mean over f = mean + sqrt(variance) ``noise`` (K, B, D)."""
+    return _expected(*head.moments(phi), targets, likelihood, noise)[0]
+
+
+def _expected(
+    mean: Tensor, variance: Tensor, targets: Tensor, likelihood: Likelihood, noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """sum_n E_q log p(y_n | f_n), and E_q of minus its second derivative in each output (B, D), from the moments of the outputs."""
     if isinstance(likelihood, Gaussian):
         squares = likelihood.statistic(mean, targets).double() + variance.sum().double()
-        return likelihood.log_likelihood(squares, mean.numel())
+        curvature = likelihood.diagonal(mean) * likelihood.scale().to(mean)
+        return likelihood.log_likelihood(squares, mean.numel()), curvature
     if noise is None:
-        raise ValueError(f"the expectation of a {likelihood.name} likelihood is not in closed form: give noise (B, outputs)")
-    return likelihood.statistic(mean + variance.clamp_min(TINY).sqrt() * noise, targets)
+        raise ValueError(f"the expectation of a {likelihood.name} likelihood is not in closed form: give noise (K, B, outputs)")
+    f = (mean + variance.clamp_min(TINY).sqrt() * noise).flatten(0, -2)
+    draws = f.shape[0] // len(mean)
+    return likelihood.statistic(f, targets.repeat(draws)) / draws, likelihood.diagonal(f).unflatten(0, (draws, -1)).mean(0)
 
 
 def at(
@@ -114,10 +131,8 @@ def at(
     with torch.no_grad():
         for x, y in batches(data, 500):
             x, y = to_model(x, y, head, "the data")
-            phi = features(x)
-            noises = [torch.randn(len(x), len(head.mean), generator=generator).to(phi) for _ in range(draws)]
-            terms = [expected_log_likelihood(head, phi, y, likelihood, noise).double() for noise in noises]
-            total += torch.stack(terms).mean().cpu()
+            noise = torch.randn(draws, len(x), len(head.mean), generator=generator).to(x)
+            total += expected_log_likelihood(head, features(x), y, likelihood, noise).double().cpu()
             samples += len(x)
         kl = head.kl().double().cpu()
         squares = (head.root().square().sum() + head.mean.square().sum()).double().cpu()
@@ -142,6 +157,66 @@ class Fitted:
         return self.head(self.features(x.to(self.head.mean)))
 
 
+class Natural:
+    """Natural-gradient steps of q: the same bound as by Adam, in far fewer steps.
+
+        H_c  <- (1 - r) H_c + r N/B sum_b h_bc phi_b phi_b^T                   Sigma_c = (H_c + delta I)^-1
+        mu_c <- mu_c + r Sigma_c (N/B sum_b g_bc phi_b - delta mu_c)           delta <- (D M - delta tr Sigma) / |mu|^2
+
+    g and h are the slope and minus the curvature of E_q log p(y | f) in the mean of an output: expectations of those of log p itself
+    (Bonnet, Price), so that h is never negative. ``rate`` is the r of means, ``memory`` that of H. ``gather`` and ``move`` work in place,
+    and may be recorded as a CUDA graph; ``refresh``, which factorises, is called between them.
+    """
+
+    def __init__(self, head: LastLayer):
+        self.head, self.data = head, torch.zeros_like(head.lower)
+        self.rate, self.memory = (torch.zeros((), device=head.mean.device) for _ in range(2))
+
+    @torch.no_grad()
+    def gather(self, curvature: Tensor) -> None:
+        """H towards the ``curvature`` (D, M, M) of all samples."""
+        self.data.lerp_(curvature, self.memory)
+
+    @torch.no_grad()
+    def move(self, slope: Tensor) -> None:
+        """A step of means by the ``slope`` (D, M) of the log-likelihood of all samples."""
+        root, slope = self.head.root(), slope - self.head.log_precision.exp() * self.head.mean
+        self.head.mean.add_(self.rate * (root @ (root.mT @ slope[:, :, None]))[:, :, 0])
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Sigma and delta anew, in float64. Factorised from behind, the root of Sigma is a lower triangle."""
+        head, eye = self.head, torch.eye(self.data.shape[1], dtype=torch.float64, device=self.data.device)
+        prior = head.log_precision.double().exp() * eye
+        for c, own in enumerate(self.data):  # one by one: GPU libraries are slow with a few large ones in a batch
+            factor, failed = torch.linalg.cholesky_ex((own.double() + prior).flip(0, 1))
+            root = torch.linalg.solve_triangular(factor, eye, upper=False).T.flip(0, 1)
+            head.lower[c], head.log_diagonal[c] = root, torch.where(failed > 0, math.nan, root.diagonal()).log()
+        size, squares = head.mean.numel(), head.mean.double().square().sum()
+        determined = size - head.log_precision.double().exp() * head.root().double().square().sum()
+        wanted = (determined.clamp_min(1e-3 * size) / squares.clamp_min(1e-30)).log()
+        head.log_precision.add_((wanted - head.log_precision).clamp(-TRUST, TRUST))
+
+
+class Adam:
+    """Adam, as a step that may be recorded as a CUDA graph: its ``rate`` is a tensor."""
+
+    def __init__(self, parameters: Sequence[Tensor]):
+        self.parameters, device = list(parameters), parameters[0].device if parameters else None
+        self.rate, self.steps = torch.zeros((), device=device), torch.zeros((), dtype=torch.float64, device=device)
+        self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], first: float = 0.1, second: float = 0.001) -> None:
+        """One step, by moments of which the parts ``first`` and ``second`` are new."""
+        self.steps += 1
+        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+            m.lerp_(g, first)
+            v.lerp_(g.square(), second)
+            rate = self.rate / (1 - (1 - first) ** self.steps)
+            p.sub_((rate * m / ((v / (1 - (1 - second) ** self.steps)).sqrt() + 1e-8)).to(p))
+
+
 def learn(
     features: nn.Module,
     data: Data,
@@ -152,51 +227,159 @@ def learn(
     batch_size: int = 128,
     lr: float = 1e-3,
     range_lr: float = 1e-2,
+    rate: float = 1.0,
     precision: float = 1.0,
     point_estimate: bool = False,
+    capture: bool = True,
     seed: int = 0,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Fitted:
-    """Adam, by cosine to 0, on the ELBO: of q, the prior's precision, what is trainable in ``features``, and widths of transformations.
+    """The ELBO by natural gradients of q, and by Adam of what is trainable in ``features`` and of widths; rates fall as a cosine.
 
-    ``features`` gives (B, M); draws of transformations are new at every step. ``point_estimate`` leaves out the variance of q and the
-    KL: the training loss alone, which learns no invariance (Fig. 5).
+    ``features`` gives (B, M); draws of transformations are new at every step. ``lr`` and ``range_lr`` are Adam's rates: of weights at every
+    step, of widths twice in an epoch, by the slope since q has followed the last one (at a q of other widths the slope leads back to
+    those). ``rate`` is that of q, which follows over 1 / ``rate`` epochs, and takes some passes over all data to its optimum at the end.
+    ``point_estimate`` leaves out the variance of q and the KL: the training loss alone, by Adam (Fig. 5). On a GPU steps are recorded as
+    CUDA graphs, unless ``capture`` is False.
     """
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
     parts = list(averaging.transformations(features).values())
     head = _head(features, next(batches(data, 2))[0], outputs, precision)
+    device = head.mean.device
     stream = Stream(data, batch_size, head, lambda y: likelihood.check(outputs, y), seed)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, batch_size))
-    weights = [*head.parameters(), *(p for p in features.parameters() if p.requires_grad), *likelihood.parameters()]
+    weights = [*(p for p in features.parameters() if p.requires_grad), *likelihood.to(device).parameters()]
     widths = [part.raw for part in parts if part.learn]
-    optimiser = torch.optim.Adam([{"params": weights, "lr": lr}, *([{"params": widths, "lr": range_lr}] if widths else [])])
-    anneal = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs * math.ceil(count / batch_size))
-    generator = torch.Generator(head.mean.device).manual_seed(seed)
-    lines: list[dict[str, Any]] = []
+    natural = None if point_estimate else Natural(head)
+    adam, ranges = Adam(weights + ([head.mean] if point_estimate else [])), Adam(widths)
+    steps = _Steps(features, head, likelihood, count, adam, ranges, natural)
+    step, generator = Captured(steps, capture), torch.Generator(device).manual_seed(seed)
+    total, done, lines = epochs * math.ceil(count / batch_size), 0, list[dict[str, Any]]()
+    first, part_new = min(FIRST, total // 4), min(rate * batch_size / count, 0.2)  # more would throw q about by single samples
+    new, held = REFRESH, max(1, round(count / batch_size / 2))
     with asking(widths):
         for epoch in range(1, epochs + 1):
-            total = torch.zeros((), dtype=torch.float64, device=head.mean.device)
-            for number, (x, y) in enumerate(stream.epoch(epoch)):
+            for x, y in stream.epoch(epoch):
                 for place, part in enumerate(parts):
-                    part.redraw(((seed * 1_000_003 + epoch) * 1_000_003 + number) * 1_003 + place)
-                noise = torch.randn(len(x), outputs, generator=generator, device=head.mean.device)
-                loss = _loss(head, features(x), y, likelihood, count, None if point_estimate else noise)
-                optimiser.zero_grad()
-                (loss / count).backward()
-                optimiser.step()
-                anneal.step()
-                for part in parts:
-                    part.limit()
-                total += loss.detach() * len(x) / count
-            if not math.isfinite(float(total)):
-                raise ValueError(f"the bound is {float(-total)} in epoch {epoch}: lower lr (now {lr}), or rescale the inputs")
+                    part.redraw((seed * 1_000_003 + done) * 1_003 + place)
+                falling = 0.5 * (1 + math.cos(math.pi * done / total)) if done >= first else 0.0
+                steps.set_rates(lr * falling, range_lr * falling, part_new * falling, 1 / (done + 1))
+                step(x, y, torch.randn(DRAWS, len(x), outputs, generator=generator, device=device))
+                done += 1
+                new += part_new * falling
+                if natural is not None and done >= first and new >= REFRESH:
+                    natural.refresh()
+                    new = 0.0
+                if held > 1 and done % held == held // 2:
+                    steps.forget_slope()
+                if done % held == 0:
+                    steps.move_widths()
+            bound = steps.take_bound()
+            if not math.isfinite(bound):
+                raise ValueError(f"the bound is {bound} in epoch {epoch}: lower lr (now {lr}), or rescale the inputs")
             found = {f"{name} ({r.unit})": r.value for name, r in averaging.ranges(features).items()}
-            lines.append({"epoch": epoch, "bound": -float(total), "ranges": found})
+            lines.append({"epoch": epoch, "bound": bound, "ranges": found})
             if log is not None:
                 log(lines[-1])
     for part in parts:
         part.settle()
-    return Fitted(features, head, likelihood, lines, at(features, head, data, likelihood, seed=seed))
+    if natural is not None:
+        steps.polish(natural, stream.data, generator)
+    return Fitted(features, head, likelihood, lines, at(features, head, stream.data, likelihood, seed=seed))
+
+
+class _Steps:
+    """One step of all that is learned, on a batch: natural gradients of q, where it is one, and Adam for the rest."""
+
+    def __init__(
+        self,
+        features: nn.Module,
+        head: LastLayer,
+        likelihood: Likelihood,
+        count: int,
+        weights: Adam,
+        widths: Adam,
+        natural: Natural | None,
+    ):
+        self.features, self.head, self.likelihood, self.count = features, head, likelihood, count
+        self.weights, self.widths, self.natural = weights, widths, natural
+        self.slope = [torch.zeros_like(raw) for raw in widths.parameters]
+        self.sum = torch.zeros((), dtype=torch.float64, device=head.mean.device)
+
+    def set_rates(self, lr: float, range_lr: float, rate: float, least: float) -> None:
+        """Of the steps that follow; H forgets no slower than by ``least``."""
+        self.weights.rate.fill_(lr)
+        self.widths.rate.fill_(range_lr)
+        if self.natural is not None:
+            self.natural.rate.fill_(rate)
+            self.natural.memory.fill_(max(rate, least))
+
+    def __call__(self, x: Tensor, y: Tensor, noise: Tensor) -> None:
+        phi, learned = self.features(x), [*self.weights.parameters, *self.widths.parameters]
+        if self.natural is None:
+            fit = self.likelihood.log_likelihood(self.likelihood.statistic(self.head(phi), y), len(x) * len(self.head.mean))
+            gradients: Sequence[Tensor] = torch.autograd.grad(fit, learned)
+        else:
+            fit, slope, curvature, gradients = self._slopes(phi, y, noise, learned)
+            weight = self.count / len(x)
+            self.natural.gather(weight * curvature)
+            self.natural.move(weight * slope)
+        gradients = [-g / len(x) for g in gradients]
+        number = len(self.weights.parameters)
+        self.weights.step(gradients[:number])
+        for sum_, g in zip(self.slope, gradients[number:], strict=True):
+            sum_.add_(g)
+        self.sum.add_(fit.detach())
+
+    def forget_slope(self) -> None:
+        """Of widths, so far."""
+        for sum_ in self.slope:
+            sum_.zero_()
+
+    def move_widths(self) -> None:
+        """A step of the widths by their slope, which starts anew."""
+        self.widths.step(self.slope, 0.3, 0.2)  # a few steps of a slope with little noise, which falls as widths grow
+        self.forget_slope()
+        for part in averaging.transformations(self.features).values():
+            part.limit()
+
+    def _slopes(
+        self, phi: Tensor, y: Tensor, noise: Tensor, learned: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
+        """E_q log p(y | f) of a batch; sum g phi (D, M) and sum h phi phi^T (D, M, M); its gradients in ``learned``."""
+        mean, variance = self.head.moments(phi)
+        shift = torch.zeros_like(mean).requires_grad_()
+        with torch.enable_grad():
+            fit, curvature = _expected(mean + shift, variance, y, self.likelihood, noise)
+        slope, *gradients = torch.autograd.grad(fit, [shift, *learned])
+        phi = phi.detach()
+        weighted = curvature.detach().T[:, :, None].sqrt() * phi
+        return fit, slope.T @ phi, weighted.mT @ weighted, gradients
+
+    def take_bound(self) -> float:
+        """The bound over an epoch, as it was while q moved; of a point estimate the log-likelihood."""
+        with torch.no_grad():
+            found = float(self.sum) - (0.0 if self.natural is None else float(self.head.kl()))
+        self.sum.zero_()
+        return found
+
+    @torch.no_grad()
+    def polish(self, natural: Natural, data: Data, generator: torch.Generator) -> None:
+        """q at its optimum for features that no longer change: steps on all data, half of the way each."""
+        for _ in range(POLISH):
+            slope, curvature = torch.zeros_like(self.head.mean), torch.zeros_like(natural.data)
+            for x, y in batches(data, 1000):
+                x, y = to_model(x, y, self.head, "the data")
+                noise = torch.randn(DRAWS, len(x), len(self.head.mean), generator=generator, device=x.device)
+                _, part, square, _ = self._slopes(self.features(x), y, noise, ())
+                slope += part
+                curvature += square
+            natural.rate.fill_(0.5)
+            natural.memory.fill_(0.5)
+            natural.gather(curvature)
+            natural.refresh()
+            natural.move(slope)
+        natural.refresh()
 
 
 def _head(features: nn.Module, example: Tensor, outputs: int, precision: float) -> LastLayer:
@@ -207,10 +390,3 @@ def _head(features: nn.Module, example: Tensor, outputs: int, precision: float) 
     if phi.dim() != 2:
         raise ValueError(f"features must be (B, M), one row for each sample, got {tuple(phi.shape)}: flatten them")
     return LastLayer(phi.shape[1], outputs, precision).to(device)
-
-
-def _loss(head: LastLayer, phi: Tensor, y: Tensor, likelihood: Likelihood, count: int, noise: Tensor | None) -> Tensor:
-    """Minus the bound of all ``count`` samples, from those of a batch; without noise, of a point estimate."""
-    if noise is None:
-        return -count / len(phi) * likelihood.log_likelihood(likelihood.statistic(head(phi), y), len(phi) * len(head.mean))
-    return head.kl() - count / len(phi) * expected_log_likelihood(head, phi, y, likelihood, noise)

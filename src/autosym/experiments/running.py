@@ -1,11 +1,15 @@
 """One run of any experiment: build, fit, measure, write."""
 
 import json
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ def train_and_measure(
     resume: bool = False,
     device: str = "cpu",
     augment: Augment | None = None,
+    memory: float | None = None,
 ) -> dict[str, Any]:
     """Fit a network made after seeding, in the precision of the inputs; on a CPU with one thread: the number of cores changes nothing.
 
@@ -53,6 +58,7 @@ def train_and_measure(
             net,
             train,
             augment=augment,
+            memory=memory,
             schedule=schedule,
             seed=run.seed,
             progress=progress,
@@ -90,6 +96,26 @@ def train_and_measure(
         "predicted": predicted.tolist(),
         "provenance": provenance(device),
     }
+
+
+def at_a_time(call: Callable[..., None], todo: Sequence[tuple], jobs: int) -> None:
+    """``call`` with each of ``todo``, by processes that take the next when they are done with one; those that fail are named at the end.
+
+    The first of the arguments is a name.
+    """
+    failed = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_share_cores, initargs=(jobs,)) as pool:
+        running = {pool.submit(call, *arguments): arguments[0] for arguments in todo}
+        for future in as_completed(running):
+            if error := future.exception():
+                failed.append(running[future])
+                print(f"{running[future]} failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(todo)} runs failed: {', '.join(failed)}")
+
+
+def _share_cores(jobs: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def in_percent(found: Scores) -> dict[str, float]:
