@@ -27,6 +27,7 @@ SMALL = {
     "steps": 3,
     "batch": 2,
     "warmup": 1,
+    "starts": 1,
 }
 
 
@@ -59,7 +60,7 @@ def test_the_oracles_have_their_groups():
 
 
 def test_the_batched_prediction_is_the_plain_one():
-    run = small("oscillator/learned")
+    run = small("oscillator/learned", integrator="euler")
     learner = noether.Learner(run, "cpu")
     x, tau = torch.randn(5, 2), torch.randn(6, 1)
     weights = learner.posterior.sample(2)
@@ -126,6 +127,16 @@ def test_on_a_gpu_steps_are_replayed_and_do_what_they_do_without():
     assert not learners[1].steps[True].graphs
     for one, other in zip(learners[0].parameters(), learners[1].parameters(), strict=True):
         assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_of_several_starts_the_best_bound_is_kept_and_each_goes_on(tmp_path):
+    run = small("oscillator/learned", starts=2)
+    row = noether.execute(run, out=tmp_path / "out", results=tmp_path)["row"]
+    assert row["negative_elbo"] == min(row["starts"])
+    assert len(set(row["starts"])) == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["start0", "start1"]
+    again = noether.execute(run, out=tmp_path / "out", resume=True, results=tmp_path)["row"]
+    assert again["singular_values"] == row["singular_values"]
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tmp_path, monkeypatch):

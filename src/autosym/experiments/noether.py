@@ -47,7 +47,7 @@ class Run:
     dt: float = 0.2
     substeps: int = 1
     batch: int = 7  # trajectories
-    epochs: int = 4000
+    epochs: int = 5000
     warmup: int = 0  # epochs without symmetry
     taus: int = 32
     weights: int = 10  # samples of them
@@ -77,7 +77,7 @@ class Run:
         return Path("noether") / f"{self.system}_{self.model}{kept}-seed{self.seed}"
 
 
-STARTS = 6  # of one learned quantity, which may end at a shear or a squeeze; thirty of them do not need it
+STARTS = 3  # of one learned quantity, which may end at a shear or a squeeze; thirty of them do not need it
 SE2 = ("momentum x", "momentum y", "angular momentum")
 MANY = {"trajectories": 200, "steps": 50, "measure": "ball"}
 THREE = {"quantities": 30, "batch": 10, "epochs": 400, "taus": 48, "weights": 2, "quantities_lr": 2e-2, **MANY}
@@ -87,8 +87,8 @@ BODIES = {
     "substeps": 3,
     "iterations": 1,
     "batch": 20,
-    "epochs": 600,
-    "warmup": 120,
+    "epochs": 1000,
+    "warmup": 200,
     "taus": 32,
     "weights": 1,
     "layers": 4,
