@@ -85,7 +85,8 @@ ALLOWED = {
         "programs",
         "experiments",
     },
-    "physics": {"noether", "report", "experiments", "processes"},
+    "conserved_page": {"charts", "findings", "page", "wording"},
+    "physics": {"noether", "conserved_page", "provenance", "report", "experiments", "processes"},
     "cli": FITTED_ROOMS
     | {"physics", "training", "findings", "runs", "report", "nets", "data", "experiments", "applications", "__init__"},
     "experiments": FITTED_ROOMS
@@ -98,6 +99,7 @@ ALLOWED = {
         "nets",
         "conversion",
         "averaging",
+        "capture",
         "noether",
         "data",
         "__init__",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from autosym.noether.conserved import MEASURES, Network, Quadratic, draw, spread, times
+from autosym.noether.conserved import MEASURES, Network, Quadratic, draw, even, recordable_exponential, shifted, spread, times
 from autosym.noether.dynamics import apply_j, euler, gradient, midpoint, residual, symmetrised, trajectory, velocity
 from autosym.noether.known import bodies, catalogue, symbols, unitary
 from autosym.noether.systems import oscillators, pendulum, planar_bodies
@@ -94,6 +94,28 @@ def test_a_network_that_is_quadratic_has_the_flow_of_the_quadratic():
     network.steps, network.iterations = 100, 6
     x, tau = torch.randn(3, 4, dtype=torch.float64), 0.5 * torch.randn(2, 2, dtype=torch.float64)
     assert_close(network.flow(x, tau), quadratic.flow(x, tau), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("norm", "error"), [(1.0, 1e-8), (10.0, 1e-7), (30.0, 1e-4)])
+def test_the_exponential_that_can_be_recorded_is_torchs(norm, error):
+    A = torch.randn(5, 4, 4, dtype=torch.float64)
+    A = (A + A.mT) @ J(4)  # Hamiltonian matrices
+    A = (norm / torch.linalg.matrix_norm(A, 2))[:, None, None] * A
+    A.requires_grad_()
+    expected, found = torch.matrix_exp(A), recordable_exponential(A)
+    assert float(((found - expected).norm() / expected.norm()).detach()) < error
+    slopes = [torch.autograd.grad(t.square().sum().log(), A)[0] for t in (expected, found)]
+    assert float((slopes[0] - slopes[1]).norm() / slopes[0].norm()) < 10 * error
+
+
+def test_shifted_times_are_even_and_each_is_uniform():
+    uniform = even(64, 1, torch.zeros((), dtype=torch.float64))
+    drawn = torch.stack([shifted("cube", uniform) for _ in range(200)])[..., 0]
+    means, independent = drawn.mean(1), torch.stack([draw("cube", 64, 1, uniform) for _ in range(200)])[..., 0].mean(1)
+    assert means.std() < 0.3 * independent.std()
+    assert abs(float(drawn[:, 0].mean())) < 4 * math.pi / math.sqrt(3 * 200)
+    assert drawn.abs().max() <= math.pi
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 def test_the_flow_is_the_exponential_of_the_generators():

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch.testing import assert_close
 
 from autosym import cli
+from autosym.capture import Captured
 from autosym.experiments import noether
 from autosym.noether.dynamics import euler, symmetrised, velocity
+from autosym.noether.hamiltonian import network, slope
 from autosym.noether.systems import oscillators
 
 SMALL = {
@@ -24,6 +27,7 @@ SMALL = {
     "steps": 3,
     "batch": 2,
     "warmup": 1,
+    "starts": 1,
 }
 
 
@@ -56,16 +60,34 @@ def test_the_oracles_have_their_groups():
 
 
 def test_the_batched_prediction_is_the_plain_one():
-    run = small("oscillator/learned")
+    run = small("oscillator/learned", integrator="euler")
     learner = noether.Learner(run, "cpu")
     x, tau = torch.randn(5, 2), torch.randn(6, 1)
     weights = learner.posterior.sample(2)
-    predicted = noether.predict(run, learner.net, weights, learner.conserved.affine(tau), x)
+    net = network(2, run.layers, run.width)
+    predicted = noether.predict(run, weights, learner.conserved.affine(tau), x)
     for i in range(2):
         w = {name: t[i] for name, t in weights.items()}
-        F = lambda y: torch.func.functional_call(learner.net, w, (y.reshape(-1, 2),)).reshape(y.shape[:-1])  # noqa: B023, E731
+        F = lambda y: torch.func.functional_call(net, w, (y.reshape(-1, 2),)).reshape(y.shape[:-1])  # noqa: B023, E731
         plain = euler(lambda y: velocity(symmetrised(F, learner.conserved, tau), y), x, run.dt, run.substeps)  # noqa: B023
         assert_close(predicted[i], plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_the_gradient_by_products_is_that_of_autograd_and_so_is_its_own(layers):
+    net = network(4, layers, 9).double()
+    weights = {name: (p + 0.3 * torch.randn(2, *p.shape)).double() for name, p in net.named_parameters()}
+    y, out = torch.randn(2, 7, 4, dtype=torch.float64, requires_grad=True), torch.randn(2, 7, 4, dtype=torch.float64)
+
+    def plain(w, y):
+        return torch.func.grad(lambda z: torch.func.functional_call(net, w, (z,)).sum())(y)
+
+    held = {name: t.requires_grad_() for name, t in weights.items()}
+    found, expected = slope(held, y), torch.func.vmap(plain)(held, y)
+    assert_close(found, expected)
+    first, second = (torch.autograd.grad((t * out).sum(), [y, *held.values()]) for t in (found, expected))
+    for one, other in zip(first, second, strict=True):
+        assert_close(one, other)
 
 
 def test_every_group_of_the_optimiser_moves():
@@ -76,6 +98,45 @@ def test_every_group_of_the_optimiser_moves():
     assert len(before) == 2
     for group, old in zip(learner.optimiser.param_groups, before, strict=True):
         assert all(not torch.equal(p, q) for p, q in zip(group["params"], old, strict=True) if p.numel() > 1)
+
+
+def test_a_step_reads_and_writes_tensors_that_stay_where_they_are():
+    learner = noether.Learner(small("three-oscillators/learned", warmup=0), "cpu")
+    held = noether.data(learner.run, "cpu")
+    learner.epoch(0, held)
+    kept = {name: t.data_ptr() for name, t in noether._state(learner).items()}
+    rates = [group["lr"].data_ptr() for group in learner.optimiser.param_groups]
+    learner.epoch(1, held)
+    assert {name: t.data_ptr() for name, t in noether._state(learner).items()} == kept
+    assert [group["lr"].data_ptr() for group in learner.optimiser.param_groups] == rates
+    assert learner.take_loss(2) != 0
+    assert learner.loss == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_steps_are_replayed_and_do_what_they_do_without():
+    learners = [noether.Learner(small("oscillator/learned", warmup=0, lr=1e-4), "cuda") for _ in range(2)]
+    learners[1].load_state_dict(learners[0].state_dict())
+    learners[1].steps = {symmetric: Captured(partial(learners[1].step, symmetric), False) for symmetric in (False, True)}
+    held = noether.data(learners[0].run, "cuda")
+    for learner in learners:
+        for epoch in range(4):
+            torch.manual_seed(epoch)
+            learner.epoch(epoch, held)
+    assert learners[0].steps[True].graphs
+    assert not learners[1].steps[True].graphs
+    for one, other in zip(learners[0].parameters(), learners[1].parameters(), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_of_several_starts_the_best_bound_is_kept_and_each_goes_on(tmp_path):
+    run = small("oscillator/learned", starts=2)
+    row = noether.execute(run, out=tmp_path / "out", results=tmp_path)["row"]
+    assert row["negative_elbo"] == min(row["starts"])
+    assert len(set(row["starts"])) == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["start0", "start1"]
+    again = noether.execute(run, out=tmp_path / "out", resume=True, results=tmp_path)["row"]
+    assert again["singular_values"] == row["singular_values"]
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tmp_path, monkeypatch):
@@ -115,6 +176,17 @@ def test_the_table_has_the_papers_numbers_and_says_what_is_missing(tmp_path, cap
 
 
 # ---- commands
+
+
+def test_the_integrator_is_chosen_on_the_command_line(tmp_path, capsys):
+    name = ["run", "noether/oscillator/hnn", "--epochs", "2", "--out", str(tmp_path), "--results", str(tmp_path / "results")]
+    assert cli.main([*name, "--integrator", "euler", "--substeps", "3", "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["integrator"], config["substeps"], config["epochs"]) == ("euler", 3, 2)
+    assert cli.main([*name, "--integrator", "simpson"]) == 1
+    assert "use euler, midpoint" in capsys.readouterr().err
+    assert cli.main(["run", "quadrant-digits", "--substeps", "3"]) == 1
+    assert "has no substeps to choose" in capsys.readouterr().err
 
 
 def test_noether_of_a_file(tmp_path, capsys):

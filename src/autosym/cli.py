@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,8 @@ def run(
     epochs: int | None = None,
     seed: int | None = None,
     samples: int | None = None,
+    integrator: str | None = None,
+    substeps: int | None = None,
     out: Path | None = None,
     results: Path = images.RESULTS,
     data_dir: Path | None = None,
@@ -233,6 +235,8 @@ def run(
         epochs: other than the experiment's.
         seed: other than the experiment's.
         samples: train on fewer (of tables 1 to 3).
+        integrator: midpoint, or euler as published (of noether).
+        substeps: of the integrator in one step of the data (of noether).
         out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written (runs/NAME by default).
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
         data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
@@ -241,7 +245,7 @@ def run(
         json: print the result as JSON and nothing else.
     """
     if name == "rotated-digits":
-        if all or resume or seeds != 1 or samples is not None:
+        if all or resume or seeds != 1 or (samples, integrator, substeps) != (None, None, None):
             raise ValueError(f"{name} trains its three variants at a time; for other options name one, e.g. {name}/full")
         found = rotated_digits.run_all(out or Path("runs") / name, epochs, seed, progress=not json)
         if json:
@@ -260,7 +264,8 @@ def run(
         raise ValueError(f"no run is called {name!r}; there are:\n  " + "\n  ".join(named))
     if seeds < 1:
         raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
-    changes = {key: value for key, value in (("epochs", epochs), ("seed", seed), ("samples", samples)) if value is not None}
+    asked = {"epochs": epochs, "seed": seed, "samples": samples, "integrator": integrator, "substeps": substeps}
+    changes = {key: value for key, value in asked.items() if value is not None}
     todo: list[tuple] = []
     for key in chosen:
         config = named[key][1]
@@ -268,7 +273,11 @@ def run(
             try:
                 varied = replace(config, **{"seed": config.seed, **changes})
             except TypeError as error:
-                raise ValueError(f"{key} has no samples to choose: that is for tables 1 to 3") from error
+                known = {field.name for field in fields(config)}
+                raise ValueError(
+                    f"{key} has no {', '.join(sorted(set(changes) - known))} to choose: samples are for tables 1 to 3, integrator and "
+                    "substeps for noether"
+                ) from error
             varied = replace(varied, seed=varied.seed + offset)
             many = len(chosen) * seeds > 1
             folder = (out or Path("runs")) / (f"{key}/seed{varied.seed}" if many else "" if out else key)

@@ -21,6 +21,11 @@ COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "
 
 def html(contents: Mapping[str, Any]) -> str:
     """The page. What ``contents`` does not hold is said to be missing, with what to do about it."""
+    return rendered("report.html.jinja", view(finite(contents)))
+
+
+def rendered(template: str, shown: Mapping[str, Any]) -> str:
+    """A template filled with what it shows; words are escaped."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -29,7 +34,7 @@ def html(contents: Mapping[str, Any]) -> str:
         loader=PackageLoader("autosym"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"number": number, "percent": percent, "css": css_class}
-    return environment.get_template("report.html.jinja").render(view(finite(contents)))
+    return environment.get_template(template).render(shown)
 
 
 def view(contents: Mapping[str, Any]) -> dict[str, Any]:

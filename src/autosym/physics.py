@@ -1,6 +1,7 @@
 """The commands about dynamics: ``autosym noether DATA``, and runs and the table of the experiment of that name."""
 
 import json as json_format
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import numpy as np
 import torch
 from tyro.conf import Positional
 
+from autosym import conserved_page
 from autosym.experiments import noether as experiment
 from autosym.experiments.running import write
 from autosym.noether import Discovery, Search, discover, systems
-from autosym.report import print_table
+from autosym.provenance import provenance
+from autosym.report import print_table, write_text
 
 DEMOS = {
     "oscillator": (systems.oscillators(1), Search(points=20)),
@@ -29,6 +32,7 @@ def noether(
     points: int | None = None,
     seed: int = 0,
     plot: Path | None = None,
+    out: Path | None = None,
     json: bool = False,
 ) -> None:
     """Find the conserved quantities of degree two in trajectories: how many, which, and the evidence for each.
@@ -41,6 +45,7 @@ def noether(
         points: how many states to learn from.
         seed: of the states, the features and the starts.
         plot: also draw singular values and generators to this file.
+        out: also write result.json and report.html to this folder.
         json: print the result as JSON and nothing else.
     """
     if (data is None) == (demo is None):
@@ -56,7 +61,28 @@ def noether(
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         found.plot().savefig(plot, dpi=100)
+    if out is not None:
+        result |= {"title": demo or (data and data.name), "command": _command(data, demo, space, quantities, points, seed)}
+        page = _written(result | {"provenance": provenance()}, out)
     print(json_format.dumps(result, allow_nan=False) if json else _words(found, result))
+    if out is not None and not json:
+        print(page)
+
+
+def _command(data: Path | None, demo: str | None, space: int, quantities: int | None, points: int | None, seed: int) -> str:
+    """What repeats a search."""
+    options = {"--demo": demo, "--space": space, "--quantities": quantities, "--points": points, "--seed": seed}
+    given = [word for key, value in options.items() if value is not None for word in (key, str(value))]
+    return shlex.join(["autosym", "noether", *([str(data)] if data else []), *given])
+
+
+def _written(result: dict[str, Any], out: Path) -> str:
+    """result.json, and report.html beside it if jinja2 is there; says what was written."""
+    write(result, out / "result.json")
+    try:
+        return f"Written: {out / 'result.json'} and {write_text(conserved_page.html(result), out)}"
+    except ImportError as error:
+        return f"Written: {out / 'result.json'}; no report: {error}"
 
 
 def _changed(search: Search, quantities: int | None, points: int | None) -> Search:

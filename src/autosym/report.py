@@ -121,7 +121,11 @@ def write_page(contents: Mapping[str, Any], path: File) -> File:
     """The page of ``contents``, whole or not at all, as the file ``path`` or as report.html in that folder."""
     from autosym import page
 
-    text = page.html(contents)
+    return write_text(page.html(contents), path)
+
+
+def write_text(text: str, path: File) -> File:
+    """A page, whole or not at all, as the file ``path`` or as report.html in that folder."""
     path = path / "report.html" if path.is_dir() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")

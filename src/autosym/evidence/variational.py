@@ -61,6 +61,7 @@ class Posterior(nn.Module):
     """q over all weights of a model made of paths (or torch's Linear and Conv), and the precision delta of each path's prior."""
 
     log_precision: Tensor
+    sizes: Tensor
 
     def __init__(self, model: nn.Module, std: float = 0.01, precision: float = 1.0):
         super().__init__()
@@ -71,15 +72,10 @@ class Posterior(nn.Module):
         self.parts = nn.ModuleList(MatrixNormal(_blocks(site.parameter), std) for site in owned)
         start = torch.full((len(owned),), math.log(precision), dtype=torch.float64, device=owned[0].parameter.device)
         self.register_buffer("log_precision", start)
+        self.register_buffer("sizes", start.new_tensor([p.mean.numel() for p in self._parts()]), persistent=False)
 
     def _parts(self) -> list[MatrixNormal]:
         return list(self.parts)  # type: ignore[arg-type]
-
-    @property
-    def sizes(self) -> Tensor:
-        return torch.tensor(
-            [part.mean.numel() for part in self._parts()], dtype=torch.float64, device=self.log_precision.device
-        )
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Weight-space sampling: ``count`` sets of weights (count, *shape), by name; for vmap of torch.func.functional_call."""

@@ -14,6 +14,7 @@ from autosym.noether.regression import Regression, stacked
 from autosym.noether.trajectories import checked, velocities
 
 FINAL = 1024  # tau in the evidence that is reported
+SHOWN, SHOWN_STATES = 8, 100  # held-out trajectories, and states of each at most, along which a report draws the quantities
 
 
 @dataclass(frozen=True)
@@ -175,18 +176,34 @@ def _quantity(v: Tensor, nats: float, known: list[Known], names: list[str], scal
         largest = torch.cat([A.flatten(), b]).abs().max()
         A, b = A / largest, b / largest
     angle = math.degrees(math.acos(min(1.0, abs(cosine))))
-    drift = drift_of(Quadratic.of(A[None], b[None]), held_out)
-    text = symbols(A, b, names)
-    return Quantity(text, tuple(map(tuple, A.tolist())), tuple(b.tolist()), matched.name if same else None, angle, drift, nats)
+    quantity = Quadratic.of(A[None], b[None])
+    along = changes(quantity, held_out[:SHOWN, :: math.ceil(held_out.shape[1] / SHOWN_STATES)])
+    return Quantity(
+        symbols(A, b, names),
+        tuple(map(tuple, A.tolist())),
+        tuple(b.tolist()),
+        matched.name if same else None,
+        angle,
+        drift_of(quantity, held_out),
+        nats,
+        tuple(map(tuple, along.tolist())),
+    )
 
 
-def drift_of(quantity: Quadratic, trajectories: Tensor) -> float:
-    """rms change of C along trajectories (N, T, M) / (rms |grad C| rms |x - mean x| / sqrt M): 0 is conserved, about 1 is anything."""
+def changes(quantity: Quadratic, trajectories: Tensor) -> Tensor:
+    """(C - its mean along a trajectory) / (rms |grad C| rms |x - mean x| / sqrt M), (N, T), along trajectories (N, T, M).
+
+    0 is conserved, about 1 is what a move of that size in any direction would change.
+    """
     with torch.no_grad():
         x = trajectories.to(quantity.b)
         C = quantity(x)[..., 0]
         slopes = torch.einsum("ij,ntj->nti", quantity.A[0], x) + quantity.b[0]
         moved = (x - x.mean(1, keepdim=True)).square().sum(-1).mean()
-        change = (C - C.mean(1, keepdim=True)).square().mean()
         usual = slopes.square().sum(-1).mean() * moved / x.shape[2]
-    return float((change / usual.clamp_min(torch.finfo(x.dtype).tiny)).sqrt())
+        return (C - C.mean(1, keepdim=True)) / usual.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+
+
+def drift_of(quantity: Quadratic, trajectories: Tensor) -> float:
+    """The root mean square of ``changes``."""
+    return float(changes(quantity, trajectories).square().mean().sqrt())

@@ -28,6 +28,7 @@ class Quantity:
         float  # along held-out trajectories: the change of C in units of what a move of that size in any direction would make
     )
     nats: float  # the log evidence that is lost without it
+    along: tuple[tuple[float, ...], ...] = ()  # its change, in the units of ``drift``, along some of those trajectories
 
     def __str__(self) -> str:
         called = (
