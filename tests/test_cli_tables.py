@@ -122,7 +122,10 @@ def test_seeds_count_from_the_experiments_own(capsys, monkeypatch):
 
 def test_an_experiment_without_samples_to_choose_says_so(capsys):
     err = shown(capsys, "run", "quadrant-digits", "--samples", "64", status=1).err
-    assert err == "autosym: quadrant-digits has no samples to choose: that is for tables 1 to 3\n"
+    assert (
+        err
+        == "autosym: quadrant-digits has no samples to choose: samples are for tables 1 to 3, integrator and substeps for noether\n"
+    )
 
 
 def test_a_run_of_a_table_resumes(capsys, tmp_path, published):
