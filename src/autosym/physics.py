@@ -151,9 +151,8 @@ def table(results: Path, json: bool) -> None:
         "paper_test_mse": "paper ",
         "moved_mse": "moved MSE",
         "paper_moved_mse": "paper  ",
-        "least_parallelness": "parallelness",
-        "epochs": "epochs",
-        "seconds": "seconds",
+        "least_parallelness": "parallel",
+        "seconds": "s",
     }
     text = lambda value: "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)  # noqa: E731
     lines = [[text(row[key]) for key in columns] for row in found]

@@ -21,6 +21,7 @@ from autosym.capture import Captured
 from autosym.evidence.variational import Posterior
 from autosym.experiments.running import write
 from autosym.noether.conserved import Measure, Quadratic, even, recordable_exponential, shifted
+from autosym.noether.discovery import STANDS_OUT
 from autosym.noether.dynamics import Field, euler, midpoint
 from autosym.noether.hamiltonian import Moves, field, network
 from autosym.noether.regression import stacked
@@ -304,12 +305,16 @@ def measure(learner: Learner, held: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _symmetry(learner: Learner) -> dict[str, Any]:
     if learner.run.model != "learned" or learner.conserved is None:
-        return {"singular_values": None, "parallelness": None, "least_parallelness": None}
+        return {"found": None, "singular_values": None, "parallelness": None, "least_parallelness": None}
     system = SYSTEMS[learner.run.system]
     values, vectors = torch.linalg.svd(stacked(learner.conserved).double().cpu(), full_matrices=False)[1:]
     basis = torch.linalg.qr(torch.stack([known.vector() for known in system.conserved]).mT)[0]
     parallelness = (vectors @ basis).norm(dim=1).tolist()
+    leading = vectors[values >= STANDS_OUT * values.max()]
     return {
+        "found": {
+            known.name: float((leading @ known.vector()).norm()) for known in system.conserved
+        },  # 1: within what stands out
         "singular_values": values.tolist(),
         "parallelness": parallelness,
         "least_parallelness": min(parallelness[: len(system.conserved)]),
