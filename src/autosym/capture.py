@@ -66,11 +66,12 @@ class Captured:
             self.graphs[kind] = (graph, kept)
         except RuntimeError as error:
             self.wanted = False
+            cause = error.__context__ or error  # of a step that raised, the end of recording raises again
             generator = torch.cuda.default_generators[device.index]
             generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())  # the old one stays in capture
             torch.cuda.set_rng_state(noise, device)
             warnings.warn(
-                f"a training step could not be recorded as a CUDA graph ({str(error).splitlines()[0]}), so each is launched "
+                f"a training step could not be recorded as a CUDA graph ({str(cause).splitlines()[0]}), so each is launched "
                 "anew, which is slower: does the model wait for the device (.item(), .tolist()) or move data to it in forward()?",
                 stacklevel=4,
             )

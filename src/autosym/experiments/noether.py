@@ -189,10 +189,11 @@ class Learner(nn.Module):
 
     def step(self, symmetric: bool, x: Tensor, y: Tensor) -> None:
         """One step of all parameters, and of the precisions, on points (B, M)."""
-        self.optimiser.zero_grad()
         moves = self.moves(self.times, recordable_exponential) if symmetric else None
         loss, _ = self.negative_elbo(x, y, self.run.weights, moves)
-        loss.backward()
+        learned = [p for group in self.optimiser.param_groups for p in group["params"]]
+        for p, slope in zip(learned, torch.autograd.grad(loss, learned, allow_unused=True), strict=True):
+            p.grad = slope  # not accumulated by backward(): that remembers the stream of an earlier step, and cannot be recorded
         self.optimiser.step()
         self.posterior.update_precisions(0.05)
         self.loss += loss.detach()
