@@ -108,6 +108,18 @@ def test_training_and_test_images_are_apart_and_normalised(task):
         assert not torch.equal(y[:360] // 10, y_test // 10), "placed with another seed"
 
 
+def test_images_do_not_depend_on_the_number_of_threads():
+    """Nor do they differ by a last bit: sixty epochs make 1e-12 visible."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(quadrant_digits.tensors(Run())[0][0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "result.json"
     running.write({"a": 1}, path)

@@ -63,7 +63,8 @@ def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Te
     for part, indices in enumerate(data.split(len(images), run.test, run.seed)):
         canvas, quadrant = data.in_quadrants(images[indices], run.jitter, 2 * run.seed + part)
         parts.append((canvas, labels[indices] + (10 * quadrant if run.task == "digit+quadrant" else 0)))
-    mean, std = parts[0][0].mean(), parts[0][0].std()
+    pixels = parts[0][0].numpy()  # whose sums do not depend on the number of threads
+    mean, std = pixels.mean(), pixels.std(ddof=1)
     (x, y), (x_test, y_test) = parts
     return ((x - mean) / std, y), ((x_test - mean) / std, y_test)
 
