@@ -193,7 +193,9 @@ class Learner(nn.Module):
         loss, _ = self.negative_elbo(x, y, self.run.weights, moves)
         learned = [p for group in self.optimiser.param_groups for p in group["params"]]
         for p, slope in zip(learned, torch.autograd.grad(loss, learned, allow_unused=True), strict=True):
-            p.grad = slope  # not accumulated by backward(): that remembers the stream of an earlier step, and cannot be recorded
+            p.grad = (
+                None if slope is None else slope.contiguous()
+            )  # as fused Adam wants it; backward() remembers the streams of earlier steps
         self.optimiser.step()
         self.posterior.update_precisions(0.05)
         self.loss += loss.detach()
