@@ -60,7 +60,7 @@ def fitted(case: Case, epochs: int, width: int) -> dict:
     train, (x, y) = quadrant_digits.tensors(run)
     torch.manual_seed(case.seed)
     net = build(case, width)
-    fit = autosym.fit(net, train, epochs=epochs, lr=run.lr, seed=case.seed)
+    fit = autosym.fit(net.to(x), train, epochs=epochs, lr=run.lr, seed=case.seed)
     with torch.no_grad():
         found = scores(net(x), y)
     return {

@@ -59,7 +59,7 @@ ALLOWED = {
     "training": FITTED_ROOMS | {"capture", "proximal", "checkpoint", "logs", "ranges", "wording"},
     "__init__": FITTED_ROOMS
     | {"nets", "conversion", "hardening", "averaging", "noether", "equivariance", "training", "comparison", "loop"},
-    "comparison": FITTED_ROOMS | {"training"},
+    "comparison": FITTED_ROOMS | {"training", "wording"},
     "loop": FITTED_ROOMS | {"training"},
     "lightning": {"batching", "loop"},
     "provenance": {"__init__"},

@@ -9,6 +9,7 @@ from torch import nn
 
 import autosym
 import oracles
+from autosym import wording
 from autosym.comparison import short_of_mode
 from autosym.evidence import laplace
 from autosym.likelihoods import Gaussian
@@ -215,12 +216,14 @@ def test_a_model_that_is_no_better_than_guessing_is_warned_of():
     guess = 60 * math.log(3)
     found = autosym.compare([small("conv"), small("fc")], (x, y), epochs=2)
     for model in found:
-        assert any("of guessing one of 3 classes" in w for w in model.warnings) == (model.log_evidence < -guess)
+        assert any("below that of guessing one of 3 classes" in w for w in model.warnings) == (model.log_evidence < -guess)
     assert any("guessing" in warning for warning in found.warnings)
     x = x + 3 * torch.nn.functional.one_hot(y, 4)[:, None, :, None].float()
     easy = autosym.compare([small("fc"), small("f-fc")], (x, y), epochs=40)
     assert easy.best.log_evidence > -guess
-    assert not any("guessing" in warning for warning in easy.best.warnings)
+    assert not any("below that of guessing" in warning for warning in easy.best.warnings)
+    little = wording.gained(easy.best.log_evidence, 60, 3) < wording.LITTLE
+    assert any("better than guessing" in warning for warning in easy.best.warnings) == little
 
 
 def test_the_fingerprint_does_not_depend_on_order_or_batches():

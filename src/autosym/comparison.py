@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosym import curvature
+from autosym import curvature, wording
 from autosym.batching import Data, batches, to_model
 from autosym.paths import FactoredOut, GroupConv, Path
 from autosym.priors import Prior
@@ -234,8 +234,12 @@ def _has(model: nn.Module, *kinds: type[Path]) -> bool:
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
     """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
     outputs = fitted.laplace.curvature.outputs
-    if fitted.likelihood.name == "categorical" and fitted.evidence.log_evidence < -fitted.evidence.samples * math.log(outputs):
-        yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
+    if fitted.likelihood.name == "categorical":
+        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, outputs)
+        if part < 0:
+            yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
+        elif part < wording.LITTLE:
+            yield f"its evidence is {part:.0%} better than guessing one of {outputs} classes, little: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):

@@ -17,6 +17,7 @@ FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
 )
+LITTLE = 0.15  # of what guessing leaves to explain: planted comparisons above were right, half of those below were not (docs/findings.md)
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
 
@@ -30,22 +31,45 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "headline": guess or said,
         "layers": layers(symmetry, learned, approximate, bool(guess)),
-        "cautions": [] if guess or not learned else [*(cautions(history) if symmetry else []), *widening(history)],
+        "cautions": []
+        if guess or not learned
+        else [*little(contents), *(cautions(history) if symmetry else []), *widening(history)],
     }
 
 
-def guessing(contents: Mapping[str, Any]) -> str:
-    """What says that classes were not told apart, if so: the evidence is not above N log(1/K), that of guessing one of K classes."""
-    evidence, samples, outputs = (
-        (contents.get("evidence") or {}).get("log_evidence"),
-        *map(contents.get, ("samples", "outputs")),
-    )
+def gained(evidence: float, samples: int, outputs: int) -> float:
+    """1 - log p(D) / N log(1/K): the part of what guessing one of K classes leaves to explain that a model explains."""
+    return 1 - evidence / (-samples * math.log(outputs)) if outputs > 1 else 1.0
+
+
+def _gained(contents: Mapping[str, Any]) -> float:
+    """The same of a report's contents; all where it is not of classes, or not known."""
+    known = (contents.get("evidence") or {}).get("log_evidence"), contents.get("samples"), contents.get("outputs")
+    evidence, samples, outputs = known
     if contents.get("likelihood") != "categorical" or evidence is None or not samples or not outputs:
+        return 1.0
+    return gained(evidence, samples, outputs)
+
+
+def guessing(contents: Mapping[str, Any]) -> str:
+    """What says that classes were not told apart, if so: the evidence is not above that of guessing one of K classes."""
+    if _gained(contents) > 0:
         return ""
-    own, chance = evidence / samples, -math.log(outputs)
+    samples, outputs = contents["samples"], contents["outputs"]
+    own, chance = contents["evidence"]["log_evidence"] / samples, -math.log(outputs)
     figures = f"{own:.3f} nats per sample, is not above that of guessing one of {outputs} classes, {chance:.3f}"
-    more = "though accuracy may be; train longer, or on more data"
-    return f"Nothing is established yet: the log evidence, {figures}, {more}." if own <= chance else ""
+    return f"Nothing is established yet: the log evidence, {figures}, though accuracy may be; train longer, or on more data."
+
+
+def little(contents: Mapping[str, Any]) -> list[str]:
+    """Whether the evidence is hardly above that of guessing: what the data say so little of is called symmetric."""
+    part = _gained(contents)
+    if not 0 < part < LITTLE:
+        return []
+    return [
+        f"The evidence is {part:.0%} better than guessing, which is little: a model that does not try to tell some classes apart may "
+        "then have more evidence than one that does. Train longer, or on more data, before you rely on a symmetry."
+    ]
 
 
 def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -86,7 +110,7 @@ def doubts(contents: Mapping[str, Any]) -> list[str]:
     if (contents.get("schedule") or {}).get("step") == "none":
         return []
     guess, history = guessing(contents), contents.get("history") or []
-    return [guess] if guess else [*cautions(history), *widening(history)]
+    return [guess] if guess else [*little(contents), *cautions(history), *widening(history)]
 
 
 def layers(
