@@ -47,8 +47,8 @@ class MatrixNormal(nn.Module):
 
     def expected_square(self) -> Tensor:
         """E |W|^2 = |M|^2 + sum_k |L_S|^2 |L_A|^2."""
-        spread = torch.stack([L.square().sum((1, 2)) for L in self.factors()]).prod(0)
-        return self.mean.square().sum() + spread.sum()
+        rows, columns = (L.square().sum((1, 2)) for L in self.factors())  # (the slope of prod() would wait for the device)
+        return self.mean.square().sum() + (rows * columns).sum()
 
     def entropy(self) -> Tensor:
         """d/2 log(2 pi e) + in log det L_S + out log det L_A, summed over blocks."""

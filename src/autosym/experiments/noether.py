@@ -192,10 +192,9 @@ class Learner(nn.Module):
         moves = self.moves(self.times, recordable_exponential) if symmetric else None
         loss, _ = self.negative_elbo(x, y, self.run.weights, moves)
         learned = [p for group in self.optimiser.param_groups for p in group["params"]]
-        for p, slope in zip(learned, torch.autograd.grad(loss, learned, allow_unused=True), strict=True):
-            p.grad = (
-                None if slope is None else slope.contiguous()
-            )  # as fused Adam wants it; backward() remembers the streams of earlier steps
+        slopes = torch.autograd.grad(loss, learned, allow_unused=True)
+        for p, slope in zip(learned, slopes, strict=True):  # with the strides of p, as fused Adam wants them
+            p.grad = None if slope is None else slope.contiguous()
         self.optimiser.step()
         self.posterior.update_precisions(0.05)
         self.loss += loss.detach()
