@@ -30,7 +30,7 @@ def answers(
     """``function(case, **settings)`` of every case, as case | answer | seconds, in the order of the cases; the costliest begin.
 
     With a file of ``lines`` those that it holds, of the same commit and settings, are not made again. One that fails is named and leaves
-    the others alone; the script then ends with an error.
+    the others alone; the script then ends with an error. (A process that is killed ends them all: start again.)
     """
     origin = {"commit": commit(), **settings}
     found = {case: entry for case in cases if (entry := done_before(lines, origin).get(json.dumps(asdict(case)))) is not None}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -348,3 +349,15 @@ def test_a_shorter_run_does_not_replace_a_longer_one(tmp_path):
     assert np.load(tmp_path / "cell.npy").tolist() == [3, 4]
     images.keep({"config": {"epochs": 90}, "correct": [1, 1], "predicted": [5, 5]}, tmp_path / "cell")
     assert np.load(tmp_path / "cell.npy").tolist() == [5, 5]
+
+
+def _write_or_die(name: str, folder: Path) -> None:
+    if name == "killed":
+        os._exit(9)
+    (folder / name).write_text("done")
+
+
+def test_a_killed_process_does_not_end_the_others(tmp_path):
+    with pytest.raises(ValueError, match="1 of 4 runs failed: killed"):
+        running.at_a_time(_write_or_die, [(name, tmp_path) for name in ("a", "killed", "b", "c")], 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]

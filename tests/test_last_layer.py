@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
 
 from autosym.averaging import ranges, symmetrise
 from autosym.evidence import exact, last_layer
@@ -135,13 +136,13 @@ def test_gaussian_noise_is_learned_and_the_given_likelihood_is_left_alone():
     x = torch.randn(200, 3)
     y = x @ torch.randn(3, 1) + 0.2 * torch.randn(200, 1)
     given = Gaussian(1.0)
-    fitted = last_layer.learn(nn.Identity(), (x, y), 1, given, epochs=150, batch_size=50, lr=0.1)
+    fitted = last_layer.learn(nn.Identity(), (x, y), 1, given, epochs=50, batch_size=50)
     assert math.exp(float(fitted.likelihood.log_variance.detach()) / 2) == pytest.approx(0.2, rel=0.25)
     assert float(given.log_variance.detach()) == 0
     precision = math.exp(float(fitted.head.log_precision.detach()))
     variance = math.exp(float(fitted.likelihood.log_variance.detach()))
     best = float(exact.at(x.double(), y.double(), precision, variance).log_evidence)
-    assert best - 1 < float(fitted.evidence.log_evidence) <= best + 1e-6
+    assert best - 1 < float(fitted.evidence.log_evidence) <= best + 1e-4  # of float32
 
 
 def test_features_that_are_no_rows_are_refused():
@@ -166,10 +167,10 @@ def test_natural_steps_come_to_the_exact_posterior():
     """Of a linear model with Gaussian noise: one full step of H, and of means, is all it takes."""
     phi, y = problem()
     head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
-    natural = last_layer.Natural(head)
+    natural = last_layer.Natural(head, likelihood, len(phi))
     natural.memory.fill_(1)
     natural.rate.fill_(1)
-    natural.gather((phi.T @ phi / 0.09).expand(2, -1, -1))
+    natural.gather((phi.T @ phi / 0.09).expand(2, -1, -1), torch.tensor(0.09 * y.numel()))  # the noise is what it should be
     natural.refresh()
     head.log_precision.data.fill_(math.log(1.7))
     natural.move(y.T @ phi / 0.09)
@@ -213,3 +214,38 @@ def test_a_recorded_run_is_that_without_graphs(point_estimate):
         runs.append([line["bound"] for line in fitted.history] + [ranges(features)["rotation"].value])
     assert runs[0] == pytest.approx(runs[1], rel=1e-3)
     assert len(set(runs[0])) == 9
+
+
+@pytest.mark.parametrize("batch", [16, 160])
+def test_a_loader_of_other_batches_learns_as_well(batch):
+    """Rates follow the batches that come, not those that were asked for."""
+    x, y = rings()
+    features = RandomFeatures(2, 16, 3.0)
+    loader = DataLoader(TensorDataset(x, y), batch, shuffle=True, generator=torch.Generator().manual_seed(0))
+    own, theirs = (last_layer.learn(features, data, 2, epochs=30).evidence.log_evidence for data in ((x, y), loader))
+    assert float(theirs) == pytest.approx(float(own), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("features", "data", "said"),
+    [
+        (nn.Identity(), lambda x, y: DataLoader(TensorDataset(x, y), 7, drop_last=True), "drop_last"),
+        (nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)), lambda x, y: (x, y), "eval"),
+        (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), lambda x, y: (x, y), "eval"),
+        (nn.Identity(), lambda x, y: iter([(x, y)]), "only once"),
+    ],
+    ids=["drop_last", "dropout", "batch normalisation", "iterator"],
+)
+def test_what_would_go_wrong_silently_is_refused(features, data, said):
+    with pytest.raises(ValueError, match=said):
+        last_layer.learn(features, data(*rings()), 2, epochs=1)
+
+
+def test_features_in_double_precision_have_a_head_of_their_own_kind():
+    x, y = rings()
+    fitted = last_layer.learn(nn.Linear(2, 5).double(), (x.double(), y), 2, epochs=1)
+    assert fitted.head.mean.dtype == torch.float64
+
+
+def test_a_point_estimate_has_no_evidence():
+    assert last_layer.learn(nn.Identity(), rings(), 2, epochs=1, point_estimate=True).evidence is None

@@ -186,3 +186,9 @@ def test_learned_degrees_follow_the_data():
     assert degrees["full"] >= 170
     assert 75 <= degrees["half"] <= 105
     assert degrees["none"] < 70
+
+
+def test_ranges_step_in_every_epoch_by_default():
+    found = fit(model(), epochs=30, every=None, burn_in=0, settle=0.0)
+    assert found.schedule.every == 1
+    assert len([line for line in found.history if "ranges" in line]) == 30

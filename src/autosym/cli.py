@@ -319,10 +319,8 @@ def _run(
         print(json_format.dumps(result))
         return
     row = result["row"]
-    print(
-        f"{name}: test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, log evidence per sample "
-        f"{row['evidence']:.3f} nats, {row['seconds']:.0f} s"
-    )
+    evidence = "" if row["evidence"] is None else f"log evidence per sample {row['evidence']:.3f} nats, "
+    print(f"{name}: test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s")
     if result["symmetry"]:
         show_symmetry(row["task"], result["symmetry"])
     for found in result["ranges"]:

@@ -10,6 +10,7 @@ differentiate with respect to the outputs of paths only. Sums and counts are acc
 """
 
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -235,25 +236,32 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+LARGE = (
+    2048  # sides of matrices that are solved by all threads, and in their own precision: float64 would take twice the memory
+)
+SOLVING = threading.Lock()  # the number of threads is one for the whole process
+
+
 def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
 
-    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. Small ones are solved on the
-    CPU, one a thread, also those of a GPU, which solves the large ones meanwhile: it has no solver for many small ones that is as fast.
+    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. All but the largest are solved
+    in float64: null eigenvalues that are rounded to 1e-7 instead weigh against wide paths. Small ones are solved on the CPU, one a thread,
+    also those of a GPU, which solves the large ones meanwhile: it has no solver for many small ones that is as fast.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
     tiny = torch.finfo(torch.float64).tiny
-    scaled = {n: (f / traces[n].clamp_min(tiny)[:, None, None]).to(f.dtype) for n, f in factors.items()}
-    small = {n: t.cpu() for n, t in scaled.items() if t.shape[-1] <= (512 if t.is_cuda else 2048)}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for each of those that follow
-    try:
-        with ThreadPoolExecutor(threads) as pool:
+    scaled = {n: f / traces[n].clamp_min(tiny)[:, None, None] for n, f in factors.items()}  # in float64
+    scaled = {n: t if t.shape[-1] <= LARGE else t.to(factors[n].dtype) for n, t in scaled.items()}
+    small = {n: t.cpu() for n, t in scaled.items() if t.shape[-1] <= (512 if t.is_cuda else LARGE)}
+    with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
+        torch.set_num_threads(1)  # for each of those that follow
+        try:
             solving = {n: [pool.submit(_solve, part) for part in t.split(-(-len(t) // threads))] for n, t in small.items()}
             values = {n: _solve(t) for n, t in scaled.items() if n not in small and t.is_cuda}
             values |= {n: torch.cat([part.result() for part in parts]) for n, parts in solving.items()}
-    finally:
-        torch.set_num_threads(threads)
+        finally:
+            torch.set_num_threads(threads)
     values |= {n: _solve(t) for n, t in scaled.items() if n not in values}
     failed = [name for name, found in values.items() if not torch.isfinite(found).all()]
     if failed:

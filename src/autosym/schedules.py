@@ -22,7 +22,7 @@ class Schedule:
     step: Step = "mackay"  # the evidence step: closed form and damped, "gradient" (Adam), or "none" (MAP)
     burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
     settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
-    every: int | None = None  # epochs between evidence steps; a 25th of the run by default, which makes 18 or so
+    every: int | None = None  # epochs between evidence steps; by default a 25th of the run, or 1 where ranges are learned
     damping: float = 1.0  # a closed-form step goes this part of the way, in log precision,
     trust: float = 2.0  # and at most this far (nats)
     hyper_steps: int = 20  # Adam steps of a "gradient" step,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from autosym import likelihoods, logs, processes, wording
-from autosym.batching import Augment, Data, Stream, batches, check_loader, check_seen, is_pair, size_of
+from autosym.batching import Augment, Data, Stream, batches, check_loader, check_repeatable, check_seen, is_pair, size_of
 from autosym.capture import Captured
 from autosym.checkpoint import State
 from autosym.curvature import kfac
@@ -175,6 +175,9 @@ def fit(
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     ranges = Ranges(model, schedule.hyper_lr)
+    if ranges.learned and schedule.every is None:
+        schedule = replace(schedule, every=1)  # a range takes one step at each: few would not take it far
+        evidence_epochs = schedule.evidence_epochs()
     if ranges.learned and schedule.kernel is not None:
         raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
     config = {"schedule": repr(schedule), "seed": seed, "samples": count}
@@ -223,8 +226,7 @@ def fit(
 
 def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:
     """Find out before the first step what would end the run after the last; returns the numbers of samples and outputs."""
-    if hasattr(data, "__next__") or hasattr(evidence_data, "__next__"):
-        raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")
+    check_repeatable(data, evidence_data)
     check_loader(evidence_data)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, schedule.batch_size))
     other = size_of(evidence_data)

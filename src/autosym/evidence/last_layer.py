@@ -21,17 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from autosym import averaging, likelihoods
-from autosym.batching import Data, Stream, batches, size_of, to_model
+from autosym.batching import Data, Stream, batches, check_loader, check_repeatable, size_of, to_model
 from autosym.capture import Captured
 from autosym.evidence.differentiable import asking
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
+from autosym.sites import refuse_batch_dependence
 
 DRAWS = 8  # of noise for each sample, at no cost beside that of its features
 FIRST = 10  # steps in which H is gathered before anything moves,
 REFRESH = 0.2  # part of H that is new at a factorisation, at which
 TRUST = 0.2  # log delta moves by no more
-POLISH = 6  # passes at the end
+POLISH = 20  # passes at the end
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
 
 
@@ -143,13 +144,13 @@ def at(
 
 @dataclass(frozen=True)
 class Fitted:
-    """Features and last layer after training, the history of the run, and the bound at the end."""
+    """Features and last layer after training, the history of the run, and the bound at the end; a point estimate has none."""
 
     features: nn.Module
     head: LastLayer
     likelihood: Likelihood
     history: list[dict[str, Any]]
-    evidence: Evidence
+    evidence: Evidence | None
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -168,14 +169,16 @@ class Natural:
     and may be recorded as a CUDA graph; ``refresh``, which factorises, is called between them.
     """
 
-    def __init__(self, head: LastLayer):
+    def __init__(self, head: LastLayer, likelihood: Likelihood, count: int):
         self.head, self.data = head, torch.zeros_like(head.lower)
-        self.rate, self.memory = (torch.zeros((), device=head.mean.device) for _ in range(2))
+        self.likelihood, self.count = likelihood, count
+        self.rate, self.memory, self.squares = (head.mean.new_zeros(()) for _ in range(3))
 
     @torch.no_grad()
-    def gather(self, curvature: Tensor) -> None:
-        """H towards the ``curvature`` (D, M, M) of all samples."""
+    def gather(self, curvature: Tensor, squares: Tensor) -> None:
+        """H towards the ``curvature`` (D, M, M) of all samples; and the squares E_q |y - f|^2 of Gaussian noise."""
         self.data.lerp_(curvature, self.memory)
+        self.squares.lerp_(squares.to(self.squares), self.memory)
 
     @torch.no_grad()
     def move(self, slope: Tensor) -> None:
@@ -196,6 +199,11 @@ class Natural:
         determined = size - head.log_precision.double().exp() * head.root().double().square().sum()
         wanted = (determined.clamp_min(1e-3 * size) / squares.clamp_min(1e-30)).log()
         head.log_precision.add_((wanted - head.log_precision).clamp(-TRUST, TRUST))
+        if isinstance(self.likelihood, Gaussian):
+            own, wanted = self.likelihood.log_variance, (self.squares / (self.count * len(head.mean))).log()
+            moved = own + (wanted - own).clamp(-TRUST, TRUST)
+            self.data.mul_(torch.exp(own - moved))  # H is in units of the noise
+            own.copy_(moved)
 
 
 class Adam:
@@ -242,38 +250,42 @@ def learn(
     ``point_estimate`` leaves out the variance of q and the KL: the training loss alone, by Adam (Fig. 5). On a GPU steps are recorded as
     CUDA graphs, unless ``capture`` is False.
     """
+    check_repeatable(data)
+    check_loader(data)
+    refuse_batch_dependence(features)
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
     parts = list(averaging.transformations(features).values())
     head = _head(features, next(batches(data, 2))[0], outputs, precision)
     device = head.mean.device
     stream = Stream(data, batch_size, head, lambda y: likelihood.check(outputs, y), seed)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, batch_size))
-    weights = [*(p for p in features.parameters() if p.requires_grad), *likelihood.to(device).parameters()]
+    weights = [p for p in features.parameters() if p.requires_grad]
     widths = [part.raw for part in parts if part.learn]
-    natural = None if point_estimate else Natural(head)
-    adam, ranges = Adam(weights + ([head.mean] if point_estimate else [])), Adam(widths)
+    natural = None if point_estimate else Natural(head, likelihood.to(device), count)
+    adam, ranges = Adam(weights + ([head.mean, *likelihood.parameters()] if point_estimate else [])), Adam(widths)
     steps = _Steps(features, head, likelihood, count, adam, ranges, natural)
     step, generator = Captured(steps, capture), torch.Generator(device).manual_seed(seed)
-    total, done, lines = epochs * math.ceil(count / batch_size), 0, list[dict[str, Any]]()
-    first, part_new = min(FIRST, total // 4), min(rate * batch_size / count, 0.2)  # more would throw q about by single samples
-    new, held = REFRESH, max(1, round(count / batch_size / 2))
+    done, position, new, lines = 0, 0.0, REFRESH, list[dict[str, Any]]()
     with asking(widths):
         for epoch in range(1, epochs + 1):
             for x, y in stream.epoch(epoch):
                 for place, part in enumerate(parts):
                     part.redraw((seed * 1_000_003 + done) * 1_003 + place)
-                falling = 0.5 * (1 + math.cos(math.pi * done / total)) if done >= first else 0.0
-                steps.set_rates(lr * falling, range_lr * falling, part_new * falling, 1 / (done + 1))
-                step(x, y, torch.randn(DRAWS, len(x), outputs, generator=generator, device=device))
+                gathered = done >= FIRST or position >= epochs / 4
+                falling = 0.5 * (1 + math.cos(math.pi * min(position / epochs, 1.0))) if gathered else 0.0
+                followed = falling * min(rate * len(x) / count, 0.2)  # more would throw q about by single samples
+                steps.set_rates(lr * falling, range_lr * falling, followed, 1 / (done + 1))
+                step(x, y, torch.randn(DRAWS, len(x), outputs, generator=generator, device=device, dtype=head.mean.dtype))
                 done += 1
-                new += part_new * falling
-                if natural is not None and done >= first and new >= REFRESH:
+                new += followed
+                if natural is not None and gathered and new >= REFRESH:
                     natural.refresh()
                     new = 0.0
-                if held > 1 and done % held == held // 2:
-                    steps.forget_slope()
-                if done % held == 0:
+                before, position = position, epoch - 1 + (stream.shown + len(x)) / count
+                if int(2 * position) > int(2 * before):  # every half of an epoch,
                     steps.move_widths()
+                elif int(4 * position) > int(4 * before):  # by the slope of its second half
+                    steps.forget_slope()
             bound = steps.take_bound()
             if not math.isfinite(bound):
                 raise ValueError(f"the bound is {bound} in epoch {epoch}: lower lr (now {lr}), or rescale the inputs")
@@ -285,7 +297,8 @@ def learn(
         part.settle()
     if natural is not None:
         steps.polish(natural, stream.data, generator)
-    return Fitted(features, head, likelihood, lines, at(features, head, stream.data, likelihood, seed=seed))
+    evidence = None if natural is None else at(features, head, stream.data, likelihood, seed=seed)
+    return Fitted(features, head, likelihood, lines, evidence)
 
 
 class _Steps:
@@ -320,9 +333,9 @@ class _Steps:
             fit = self.likelihood.log_likelihood(self.likelihood.statistic(self.head(phi), y), len(x) * len(self.head.mean))
             gradients: Sequence[Tensor] = torch.autograd.grad(fit, learned)
         else:
-            fit, slope, curvature, gradients = self._slopes(phi, y, noise, learned)
+            fit, slope, curvature, squares, gradients = self._slopes(phi, y, noise, learned)
             weight = self.count / len(x)
-            self.natural.gather(weight * curvature)
+            self.natural.gather(weight * curvature, weight * squares)
             self.natural.move(weight * slope)
         gradients = [-g / len(x) for g in gradients]
         number = len(self.weights.parameters)
@@ -345,8 +358,8 @@ class _Steps:
 
     def _slopes(
         self, phi: Tensor, y: Tensor, noise: Tensor, learned: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
-        """E_q log p(y | f) of a batch; sum g phi (D, M) and sum h phi phi^T (D, M, M); its gradients in ``learned``."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]]:
+        """E_q log p(y | f) of a batch; sum g phi (D, M) and sum h phi phi^T (D, M, M); E_q |y - f|^2; gradients in ``learned``."""
         mean, variance = self.head.moments(phi)
         shift = torch.zeros_like(mean).requires_grad_()
         with torch.enable_grad():
@@ -354,7 +367,8 @@ class _Steps:
         slope, *gradients = torch.autograd.grad(fit, [shift, *learned])
         phi = phi.detach()
         weighted = curvature.detach().T[:, :, None].sqrt() * phi
-        return fit, slope.T @ phi, weighted.mT @ weighted, gradients
+        squares = self.likelihood.statistic(mean, y) + variance.sum() if isinstance(self.likelihood, Gaussian) else fit
+        return fit, slope.T @ phi, weighted.mT @ weighted, squares.detach(), gradients
 
     def take_bound(self) -> float:
         """The bound over an epoch, as it was while q moved; of a point estimate the log-likelihood."""
@@ -365,18 +379,19 @@ class _Steps:
 
     @torch.no_grad()
     def polish(self, natural: Natural, data: Data, generator: torch.Generator) -> None:
-        """q at its optimum for features that no longer change: steps on all data, half of the way each."""
-        for _ in range(POLISH):
-            slope, curvature = torch.zeros_like(self.head.mean), torch.zeros_like(natural.data)
+        """q towards its optimum for features that no longer change: steps on all data, ever shorter, which averages out their noise."""
+        for number in range(POLISH):
+            slope, curvature, squares = (torch.zeros_like(t) for t in (self.head.mean, natural.data, natural.squares))
             for x, y in batches(data, 1000):
                 x, y = to_model(x, y, self.head, "the data")
-                noise = torch.randn(DRAWS, len(x), len(self.head.mean), generator=generator, device=x.device)
-                _, part, square, _ = self._slopes(self.features(x), y, noise, ())
-                slope += part
+                noise = torch.randn(DRAWS, len(x), len(self.head.mean), generator=generator, device=x.device, dtype=x.dtype)
+                _, own, square, error, _ = self._slopes(self.features(x), y, noise, ())
+                slope += own
                 curvature += square
-            natural.rate.fill_(0.5)
-            natural.memory.fill_(0.5)
-            natural.gather(curvature)
+                squares += error.to(squares)
+            natural.rate.fill_(1 / (number + 2))
+            natural.memory.fill_(1 / (number + 2))
+            natural.gather(curvature, squares)
             natural.refresh()
             natural.move(slope)
         natural.refresh()
@@ -384,9 +399,9 @@ class _Steps:
 
 def _head(features: nn.Module, example: Tensor, outputs: int, precision: float) -> LastLayer:
     """A last layer as wide as the features, where they are."""
-    device = next((t.device for t in (*features.parameters(), *features.buffers())), torch.device("cpu"))
+    like = next((t for t in (*features.parameters(), *features.buffers()) if t.is_floating_point()), torch.zeros(()))
     with torch.no_grad():
-        phi = features(example.float().to(device))
+        phi = features(example.to(like))
     if phi.dim() != 2:
         raise ValueError(f"features must be (B, M), one row for each sample, got {tuple(phi.shape)}: flatten them")
-    return LastLayer(phi.shape[1], outputs, precision).to(device)
+    return LastLayer(phi.shape[1], outputs, precision).to(phi)

@@ -248,6 +248,7 @@ def _one_start(
     start = time.perf_counter()
     with fast_products():
         train(learner, held, first, progress, partial(_save, learner, folder) if folder is not None else None, seconds)
+    torch.manual_seed(run.seed)  # the same measurement, resumed or not
     return measure(learner, held) | {"seconds": seconds + time.perf_counter() - start}
 
 

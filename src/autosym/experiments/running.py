@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing import get_context
@@ -101,17 +102,30 @@ def train_and_measure(
 def at_a_time(call: Callable[..., None], todo: Sequence[tuple], jobs: int) -> None:
     """``call`` with each of ``todo``, by processes that take the next when they are done with one; those that fail are named at the end.
 
-    The first of the arguments is a name.
+    The first of the arguments is a name. A process that is killed (out of memory, say) takes the others with it: what they left undone is
+    begun once more, one after the other.
     """
-    failed = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_share_cores, initargs=(jobs,)) as pool:
-        running = {pool.submit(call, *arguments): arguments[0] for arguments in todo}
-        for future in as_completed(running):
-            if error := future.exception():
-                failed.append(running[future])
-                print(f"{running[future]} failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+    failed: list[str] = []
+    undone = _together(call, todo, jobs, failed)
+    for arguments in undone:
+        failed += [unfinished[0] for unfinished in _together(call, [arguments], 1, failed)]
     if failed:
         raise ValueError(f"{len(failed)} of {len(todo)} runs failed: {', '.join(failed)}")
+
+
+def _together(call: Callable[..., None], todo: Sequence[tuple], jobs: int, failed: list[str]) -> list[tuple]:
+    """Run ``todo``; names of those that fail are added to ``failed``, those that were ended by another are returned."""
+    undone = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_share_cores, initargs=(jobs,)) as pool:
+        running = {pool.submit(call, *arguments): arguments for arguments in todo}
+        for future in as_completed(running):
+            name, error = running[future][0], future.exception()
+            if isinstance(error, BrokenProcessPool):
+                undone.append(running[future])
+            elif error:
+                failed.append(name)
+                print(f"{name} failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+    return undone
 
 
 def _share_cores(jobs: int) -> None:
