@@ -141,8 +141,10 @@ def test_run_writes_to_runs_by_default(capsys, tmp_path, monkeypatch):
 def test_an_unknown_run_names_the_runs(capsys):
     out, err = shown(capsys, "run", "quadrant-digit", status=1)
     assert out == ""
-    assert err.startswith("autosym: no run is called 'quadrant-digit'; there are:")
+    assert err.endswith("no run is called 'quadrant-digit': name one of these, or take all of them by --all\n")
     assert all(name in err for name in RUNS)
+    assert "table1" not in err  # which does not begin so
+    assert "table1" in shown(capsys, "run", "nonsense", status=1).err
     assert len(RUNS) == len(TASKS) * len(MODELS) * len(METHODS) + 1
 
 

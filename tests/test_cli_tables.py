@@ -205,7 +205,9 @@ def test_published_tables_for_people(capsys, tmp_path):
 def test_a_table_is_drawn_on_request(capsys, tmp_path, published):
     pytest.importorskip("matplotlib")
     none = shown(capsys, "table", "1", "--figure", "none.png", status=1).err
-    assert none.startswith("autosym: results/table1 holds no network with a choice that was trained by evidence")
+    said, error = none.splitlines()
+    assert said == "No folder results: there are no results of ours to show (a checkout has them)"
+    assert error.startswith("autosym: results/table1 holds no network with a choice that was trained by evidence")
     assert not (tmp_path / "none.png").exists()
     shown(capsys, "run", "table1/digit/f-fc+conv", *published)
     plain = shown(capsys, "table", "1", "--json").out

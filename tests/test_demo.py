@@ -1,6 +1,12 @@
 """autosym demo, and the experiment it shows."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -127,3 +133,21 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path):
         running.write({"a": object()}, path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_an_interrupted_demo_ends_with_its_networks(tmp_path):
+    """At once, and not after all that wait: the processes it started are gone, too."""
+    command = [sys.executable, "-m", "autosym", "demo", "--out", str(tmp_path), "--jobs", "2"]
+    restored = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
+    demo = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True, preexec_fn=restored)
+    assert demo.stdout.readline().startswith("Training")
+    time.sleep(5)
+    os.killpg(demo.pid, signal.SIGINT)
+    assert demo.wait(60) == 130
+    for _ in range(100):
+        try:
+            os.killpg(demo.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("processes of the demo are left")

@@ -152,7 +152,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def demo(
-    out: Path = Path("runs/demo"),
+    out: Path | None = None,
     groups: bool = False,
     basis: bool = False,
     jobs: int | None = None,
@@ -162,23 +162,24 @@ def demo(
     """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
 
     Args:
-        out: where result.json and demo.png are written.
+        out: where result.json and the picture are written (runs/demo, with --groups runs/groups, with --basis runs/basis).
         groups: instead, compare which group digits ask for when they are upright and when they are turned.
         basis: instead, basis functions with exact evidence, in seconds: is a function even?
         jobs: how many networks to train at a time (all cores by default).
         epochs: train for fewer or more epochs than the demo's.
         json: print the result as JSON and nothing else.
     """
+    out = out or Path("runs") / ("groups" if groups else "basis" if basis else "demo")
     if groups:
         return _demo_groups(out, epochs, json)
     if basis:
         found = basis_functions.demo(out)
-        print(json_format.dumps(found)) if json else basis_functions.show(found)
+        print(json_format.dumps(found)) if json else basis_functions.show(found, out)
         return
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
-    jobs = jobs or min(len(runs), os.cpu_count() or 1)
+    jobs = min(len(runs), os.cpu_count() or 1) if jobs is None else jobs
     if not json:
         print(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.", flush=True)
     results = []
@@ -261,7 +262,9 @@ def run(
         else [key for key in (name, f"{name}/evidence") if key in named][:1]
     )
     if not chosen:
-        raise ValueError(f"no run is called {name!r}; there are:\n  " + "\n  ".join(named))
+        near = [key for key in named if key.startswith(name)] or list(named)
+        more = "" if len(near) == len(named) else ", or take all of them by --all"
+        raise ValueError("\n  ".join(["runs are:", *near]) + f"\nno run is called {name!r}: name one of these{more}")
     if seeds < 1:
         raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
     asked = {"epochs": epochs, "seed": seed, "samples": samples, "integrator": integrator, "substeps": substeps}
@@ -323,6 +326,8 @@ def _run(
     print(f"{name}: test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s")
     if result["symmetry"]:
         show_symmetry(row["task"], result["symmetry"])
+    for caution in result.get("cautions", ()):
+        print(f"Caution: {caution}")
     for found in result["ranges"]:
         print(f"Averaged over {found['text']}")
     kept = f", and {results / config.file}.json" if more else ""
@@ -358,6 +363,11 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         figure: also draw what the networks of a published table learned, to this file.
         json: print the rows as JSON and nothing else.
     """
+    if not json and name != "quadrant-digits" and not (results or images.RESULTS).is_dir():
+        print(
+            f"No folder {results or images.RESULTS}: there are no results of ours to show (a checkout has them)",
+            file=sys.stderr,
+        )
     if name in invariance.TABLES:
         cells = invariance.rows(name, results or images.RESULTS)
         if figure is not None:

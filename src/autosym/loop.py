@@ -23,7 +23,7 @@ from autosym.priors import Prior
 from autosym.schedules import Schedule
 from autosym.sites import sites
 from autosym.symmetry import Symmetry, symmetry
-from autosym.training import evidence_step
+from autosym.training import evidence_step, with_cautions
 
 
 class Learner:
@@ -92,7 +92,9 @@ class Learner:
         """For every layer and path: precision, effective parameters, relative share, as of the last step."""
         if self.at is None:
             raise ValueError("no evidence step was taken yet: call step() first")
-        return symmetry(self.model, self.prior, self.at)
+        found = symmetry(self.model, self.prior, self.at)
+        with torch.no_grad():
+            return with_cautions(found, self.at(self.prior), self.at.outputs, self.likelihood, self.schedule, ())
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of your own has to hold; the weights are the model's."""

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -59,15 +59,7 @@ class Fit:
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
         found = symmetry(self.model, self.prior, self.estimate)
-        known = {
-            "evidence": {"log_evidence": float(self.evidence.log_evidence)},
-            "samples": self.evidence.samples,
-            "outputs": self.estimate.outputs,
-            "likelihood": self.likelihood.name,
-            "schedule": {"step": self.schedule.step},
-            "history": self.history,
-        }
-        return replace(found, cautions=tuple(wording.doubts(known)))
+        return with_cautions(found, self.evidence, self.estimate.outputs, self.likelihood, self.schedule, self.history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
@@ -222,6 +214,21 @@ def fit(
         at = _at(model, evidence_data, likelihood, prior, schedule, schedule.sampled_end, None, seed, memory)
     with torch.no_grad():
         return Fit(model, prior, likelihood, schedule, lines, at(prior), at, seed)
+
+
+def with_cautions(
+    found: Symmetry, evidence: Evidence, outputs: int, likelihood: Likelihood, schedule: Schedule, history: Sequence[Mapping]
+) -> Symmetry:
+    """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
+    known = {
+        "evidence": {"log_evidence": float(evidence.log_evidence)},
+        "samples": evidence.samples,
+        "outputs": outputs,
+        "likelihood": likelihood.name,
+        "schedule": {"step": schedule.step},
+        "history": history,
+    }
+    return replace(found, cautions=tuple(wording.doubts(known)))
 
 
 def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:

@@ -162,8 +162,8 @@ def demo(out: Path, seed: int = 0) -> dict[str, Any]:
     return result
 
 
-def show(result: Mapping[str, Any]) -> None:
-    """The table in the terminal, and what each criterion chooses."""
+def show(result: Mapping[str, Any], out: Path) -> None:
+    """The table in the terminal, what each criterion chooses, and where it was written."""
     rows = [
         (
             r["model"],
@@ -181,6 +181,7 @@ def show(result: Mapping[str, Any]) -> None:
     )
     for row in result["learned"]:
         print(f"lambda learned by {row['by']} from 0.5 ({row['family']} features): {row['lambda']:.2f}")
+    print(f"Written: {out / 'result.json'} and {out / 'basis.png'}")
 
 
 def figure(result: Mapping[str, Any], path: Path) -> None:

@@ -6,17 +6,16 @@ first, none of the fixed ones suits both: the learned network has to find out.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autosym import data, nets
-from autosym.experiments.running import METHODS, train_and_measure
+from autosym.experiments.running import METHODS, train_and_measure, workers
 from autosym.provenance import provenance
 from autosym.report import draw_shares, print_table, show_symmetry
 from autosym.schedules import Schedule
@@ -79,7 +78,7 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
 
 def execute_all(runs: Sequence[Run], jobs: int) -> Iterator[dict[str, Any]]:
     """All cells, ``jobs`` at a time, in the order they finish."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with workers(jobs) as pool:
         for done in as_completed([pool.submit(execute, run) for run in runs]):
             yield done.result()
 

@@ -9,10 +9,8 @@ Nothing is held out to choose the range: it is a hyperparameter, and the Laplace
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 
 from autosym import data
 from autosym.averaging import Symmetrised, symmetrise
-from autosym.experiments.running import train_and_measure, write
+from autosym.experiments.running import train_and_measure, workers, write
 from autosym.provenance import provenance
 from autosym.report import print_table
 from autosym.schedules import Schedule
@@ -80,9 +78,12 @@ def execute(run: Run, progress: bool | str = False, out: Path | None = None, res
 def run_all(out: Path, epochs: int | None = None, seed: int | None = None, progress: bool = False) -> dict[str, Any]:
     """All variants, as many at a time as there are cores; result.json and the files of every run are written to ``out``."""
     runs = [replace(run, epochs=epochs or run.epochs, seed=run.seed if seed is None else seed) for run in RUNS.values()]
-    with ProcessPoolExecutor(min(len(runs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+    with workers(min(len(runs), os.cpu_count() or 1)) as pool:
         results = list(pool.map(partial(_execute, progress), runs, [out / run.task for run in runs]))
-    rows = [{"variant": result["row"]["task"], "degrees": result["ranges"][0]["value"], **result["row"]} for result in results]
+    rows = [
+        {"variant": r["row"]["task"], "degrees": r["ranges"][0]["value"], **r["row"], "cautions": r["cautions"]}
+        for r in results
+    ]
     summary = {"rows": rows, "configs": [result["config"] for result in results], "provenance": provenance()}
     write(summary, out / "result.json")
     return summary
@@ -109,3 +110,6 @@ def show(summary: Mapping[str, Any]) -> None:
     ]
     columns = ("variant", "turned by (degrees)", "learned range (degrees)", "test accuracy (%)", "log evidence / N", "seconds")
     print_table("How much rotation do the data ask for?", columns, rows)
+    for row in summary["rows"]:
+        for caution in row["cautions"]:
+            print(f"Caution, {row['variant']}: {caution}")

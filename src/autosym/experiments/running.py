@@ -5,9 +5,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing import get_context
@@ -90,7 +91,8 @@ def train_and_measure(
             "evidence_seconds": _evidence_seconds(fitted.history),
         },
         "config": asdict(run),
-        "symmetry": fitted.symmetry().as_dicts(),
+        "symmetry": (learned := fitted.symmetry()).as_dicts(),
+        "cautions": list(learned.cautions),
         "ranges": described(net),
         "schedule": findings.settings(schedule),
         "correct": (predicted == y).int().tolist(),
@@ -116,7 +118,7 @@ def at_a_time(call: Callable[..., None], todo: Sequence[tuple], jobs: int) -> No
 def _together(call: Callable[..., None], todo: Sequence[tuple], jobs: int, failed: list[str]) -> list[tuple]:
     """Run ``todo``; names of those that fail are added to ``failed``, those that were ended by another are returned."""
     undone = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_share_cores, initargs=(jobs,)) as pool:
+    with workers(jobs, initializer=_share_cores, initargs=(jobs,)) as pool:
         running = {pool.submit(call, *arguments): arguments for arguments in todo}
         for future in as_completed(running):
             name, error = running[future][0], future.exception()
@@ -126,6 +128,21 @@ def _together(call: Callable[..., None], todo: Sequence[tuple], jobs: int, faile
                 failed.append(name)
                 print(f"{name} failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
     return undone
+
+
+@contextmanager
+def workers(jobs: int, **options: Any) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end where this one is interrupted: a pool by itself would first work off all that waits."""
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **options)
+    try:
+        yield pool
+    except BaseException:
+        running = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            process.terminate()
+        raise
+    pool.shutdown()
 
 
 def _share_cores(jobs: int) -> None:
