@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -363,28 +364,23 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         figure: also draw what the networks of a published table learned, to this file.
         json: print the rows as JSON and nothing else.
     """
-    if not json and name != "quadrant-digits" and not (results or images.RESULTS).is_dir():
-        print(
-            f"No folder {results or images.RESULTS}: there are no results of ours to show (a checkout has them)",
-            file=sys.stderr,
-        )
-    if name in invariance.TABLES:
-        cells = invariance.rows(name, results or images.RESULTS)
-        if figure is not None:
-            invariance.figure(name, figure, results or images.RESULTS)
-        print(json_format.dumps({"rows": cells})) if json else invariance.show(name, cells)
-        return
+    folder, number = results or images.RESULTS, name.removeprefix("table")
+    if not json and name != "quadrant-digits" and not folder.is_dir():
+        print(f"No folder {folder}: there are no results of ours to show (a checkout has them)", file=sys.stderr)
     if name == "noether":
-        return physics.table(results or images.RESULTS, json)
-    number = name.removeprefix("table")
-    if number in TABLES:
-        found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, results or images.RESULTS)
-        if figure is not None:
-            images.figure(f"table{number}", figure, results or images.RESULTS)
-        if json:
-            print(json_format.dumps({"rows": found}))
+        return physics.table(folder, json)
+    if name in invariance.TABLES or number in TABLES:
+        if number in TABLES:
+            found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, folder)
+            draw, show = partial(images.figure, f"table{number}"), partial(images.show, number)
         else:
-            images.show(number, found)
+            found = invariance.rows(name, folder)
+            draw, show = partial(invariance.figure, name), partial(invariance.show, name)
+        if figure is not None:
+            draw(figure, folder)
+        print(json_format.dumps({"rows": found})) if json else show(found)
+        if figure is not None and not json:
+            print(f"Written: {figure}")
         return
     if name != "quadrant-digits":
         tables = ("1", "2", "3", *invariance.TABLES, "noether", "quadrant-digits")

@@ -354,7 +354,8 @@ def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
         for c in cells
     ]
     columns = ("run", "accuracy (%)", "paper", "evidence/N", "paper ", "range", "seconds")
-    print_table(f"{table}: ours and the paper's (- is not run, or not published)", columns, lines)
+    tasks = " Digits are turned by up to 180 (full), 90 (half) and 0 (regular) degrees." if table == "invariance-1" else ""
+    print_table(f"{table}: ours and the paper's (- is not run, or not published).{tasks}", columns, lines)
 
 
 def figure(table: str, path: Path, results: Path = RESULTS) -> None:
