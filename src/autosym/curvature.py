@@ -250,19 +250,24 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     also those of a GPU, which solves the large ones meanwhile: it has no solver for many small ones that is as fast.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
-    tiny = torch.finfo(torch.float64).tiny
-    scaled = {n: f / traces[n].clamp_min(tiny)[:, None, None] for n, f in factors.items()}  # in float64
-    scaled = {n: t if t.shape[-1] <= LARGE else t.to(factors[n].dtype) for n, t in scaled.items()}
-    small = {n: t.cpu() for n, t in scaled.items() if t.shape[-1] <= (512 if t.is_cuda else LARGE)}
+
+    def scaled(name: str) -> Tensor:
+        f = factors[name]
+        t = f / traces[name].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]
+        return t if f.shape[-1] <= LARGE else t.to(f.dtype)
+
+    small = [name for name, f in factors.items() if f.shape[-1] <= (512 if f.is_cuda else LARGE)]
+    large = [name for name in factors if name not in small]
     with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
         torch.set_num_threads(1)  # for each of those that follow
         try:
-            solving = {n: [pool.submit(_solve, part) for part in t.split(-(-len(t) // threads))] for n, t in small.items()}
-            values = {n: _solve(t) for n, t in scaled.items() if n not in small and t.is_cuda}
-            values |= {n: torch.cat([part.result() for part in parts]) for n, parts in solving.items()}
+            parts = {n: scaled(n).cpu().split(-(-len(factors[n]) // threads)) for n in small}
+            solving = {n: [pool.submit(_solve, part) for part in parts[n]] for n in small}
+            values = {n: _solve(scaled(n)) for n in large if factors[n].is_cuda}
+            values |= {n: torch.cat([part.result() for part in solving[n]]) for n in small}
         finally:
             torch.set_num_threads(threads)
-    values |= {n: _solve(t) for n, t in scaled.items() if n not in values}
+    values |= {n: _solve(scaled(n)) for n in large if n not in values}
     failed = [name for name, found in values.items() if not torch.isfinite(found).all()]
     if failed:
         raise ValueError(f"the eigenvalues of {', '.join(failed)} did not converge, even in float64")
