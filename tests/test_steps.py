@@ -132,7 +132,7 @@ def best_evidence(x, y):
 def test_evidence_steps_find_the_maximum_of_the_closed_form(step, options, tolerance, start):
     (x, y), model = regression(noise=0.3), linear()
     delta, variance, value = best_evidence(x, y)
-    schedule = Schedule(epochs=400, batch_size=40, optimiser="sgd", lr=0.1, step=step, sampled=False, **options)
+    schedule = Schedule(epochs=400, batch_size=40, optimiser="sgd", lr=0.1, step=step, every=2, sampled=False, **options)
     fit = autosym.fit(model, (x, y), Gaussian(3.0), schedule=schedule, prior_precision=start)
     assert fit.prior.precision()["weight"] == pytest.approx(delta, rel=tolerance)
     assert math.exp(float(fit.likelihood.log_variance.detach())) == pytest.approx(variance, rel=tolerance)
