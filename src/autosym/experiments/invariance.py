@@ -86,7 +86,7 @@ POINT: dict[str, Any] = {"method": "point-estimate", "start": math.radians(5)}
 
 
 def _first() -> list[Run]:
-    """In the order of what they are wanted for: a session that ends early has the learned ranges."""
+    """In the order of what they are wanted for: if they are stopped early, the learned ranges are there."""
     cell = partial(Run, "invariance-1", symmetry="rotation", network="rff")
     models: list[dict[str, Any]] = [
         {"model": "learned", "start": math.radians(5)},
