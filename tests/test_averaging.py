@@ -8,7 +8,6 @@ from torch import nn
 from torch.testing import assert_close
 
 import oracles
-from autosym import averaging
 from autosym.averaging import GENERATORS, Augmentation, Transformations, ranges, symmetrise
 from autosym.evidence import laplace
 from autosym.priors import Prior
@@ -390,17 +389,3 @@ def test_too_many_points_and_too_large_images_are_refused():
         T.grid(0)
     with pytest.raises(ValueError, match="use where='input'"):
         symmetrise(nn.Flatten(), "rotation", where="weights")(torch.randn(1, 1, 65, 64))
-
-
-@pytest.mark.parametrize("padding", ["zeros", "border"])
-@pytest.mark.parametrize("shape", [(5, 5), (4, 6)], ids=str)
-def test_matrices_of_resampling_are_those_of_grid_sample_and_so_are_their_slopes(padding, shape):
-    torch.manual_seed(0)
-    inverse = (torch.eye(3).double() + 0.3 * torch.randn(3, 3, 3).double()).requires_grad_()
-    x, weight = torch.randn(3, 1, *shape).double(), torch.randn(3, shape[0] * shape[1]).double()
-    R = averaging._resampling(inverse, *shape, padding)
-    by_matrix = torch.einsum("nq,nqp->np", x.flatten(1), R)
-    by_grid = averaging._warped(x, inverse, padding).flatten(1)
-    torch.testing.assert_close(by_matrix, by_grid, rtol=1e-10, atol=1e-10)
-    slopes = [torch.autograd.grad((out * weight).sum(), inverse)[0] for out in (by_matrix, by_grid)]
-    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)

@@ -1,7 +1,7 @@
 """CUDA graphs: a step that works in place on the same tensors is recorded once and replayed, without Python or launches between kernels."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -75,6 +75,25 @@ class Captured:
                 "anew, which is slower: does the model wait for the device (.item(), .tolist()) or move data to it in forward()?",
                 stacklevel=4,
             )
+
+
+class Adam:
+    """Adam, as a step that may be recorded as a CUDA graph: its ``rate`` is a tensor."""
+
+    def __init__(self, parameters: Sequence[Tensor]):
+        self.parameters, device = list(parameters), parameters[0].device if parameters else None
+        self.rate, self.steps = torch.zeros((), device=device), torch.zeros((), dtype=torch.float64, device=device)
+        self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], first: float = 0.1, second: float = 0.001) -> None:
+        """One step, by moments of which the parts ``first`` and ``second`` are new."""
+        self.steps += 1
+        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
+            m.lerp_(g, first)
+            v.lerp_(g.square(), second)
+            rate = self.rate / (1 - (1 - first) ** self.steps)
+            p.sub_((rate * m / ((v / (1 - (1 - second) ** self.steps)).sqrt() + 1e-8)).to(p))
 
 
 def _aside(step: Callable[..., None], *inputs: Tensor) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from autosym import averaging, likelihoods
 from autosym.batching import Data, Stream, batches, check_loader, check_repeatable, size_of, to_model
-from autosym.capture import Captured
+from autosym.capture import Adam, Captured
 from autosym.evidence.differentiable import asking
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
@@ -204,25 +204,6 @@ class Natural:
             moved = own + (wanted - own).clamp(-TRUST, TRUST)
             self.data.mul_(torch.exp(own - moved))  # H is in units of the noise
             own.copy_(moved)
-
-
-class Adam:
-    """Adam, as a step that may be recorded as a CUDA graph: its ``rate`` is a tensor."""
-
-    def __init__(self, parameters: Sequence[Tensor]):
-        self.parameters, device = list(parameters), parameters[0].device if parameters else None
-        self.rate, self.steps = torch.zeros((), device=device), torch.zeros((), dtype=torch.float64, device=device)
-        self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], first: float = 0.1, second: float = 0.001) -> None:
-        """One step, by moments of which the parts ``first`` and ``second`` are new."""
-        self.steps += 1
-        for p, g, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            m.lerp_(g, first)
-            v.lerp_(g.square(), second)
-            rate = self.rate / (1 - (1 - first) ** self.steps)
-            p.sub_((rate * m / ((v / (1 - (1 - second) ** self.steps)).sqrt() + 1e-8)).to(p))
 
 
 def learn(
