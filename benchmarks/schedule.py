@@ -94,6 +94,8 @@ VARIANTS = {
     "relative 0.2": Variant({"lr": 0.2}, relative=True),
     "relative 0.05, trust 1": Variant({"lr": 0.05, "trust": 1.0}, relative=True),
     "relative 0.05, trust 2": Variant({"lr": 0.05, "trust": 2.0}, relative=True),
+    "relative 0.05, trust 2, free from 10": Variant({"lr": 0.05, "trust": 2.0}, relative=True, free_precision=10.0),
+    "relative 0.05, trust 2, free from 100": Variant({"lr": 0.05, "trust": 2.0}, relative=True, free_precision=100.0),
     "relative 0.05, unbounded": Variant({"lr": 0.05, "trust": math.inf}, relative=True),
     "relative 0.05, every 5, trust 2": Variant({"lr": 0.05, "trust": 2.0, "every": 5}, relative=True),
     "relative 0.05, a tenth": Variant({"lr": 0.05, "trust": 1.0}, relative=True, part=0.1),
@@ -127,6 +129,7 @@ def run(
 ) -> dict:
     """Train one variant and follow it; the loop of ``fit``, with averages."""
     torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # as in ``fit``
     variant = VARIANTS[name]
     device = "cuda" if source == "mnist" and torch.cuda.is_available() else "cpu"
     train, held_out, build = mnist(task, seed, folder, samples) if source == "mnist" else embedded(task, seed)
@@ -258,7 +261,7 @@ def gather(paths: list[Path]) -> None:
 def _rounded(value):
     if isinstance(value, list):
         return [_rounded(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else float(f"{value:.5g}")
+    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
 
 
 def figure(runs: list[dict], path: Path) -> None:
@@ -292,7 +295,7 @@ def figure(runs: list[dict], path: Path) -> None:
             axis.set_xlabel(label)
             axis.grid(axis="x", alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
-            axis.set_xlim(left=max(axis.get_xlim()[0], -5 if key == "evidence" else 60))
+            axis.set_xlim(left=max(axis.get_xlim()[0], -5 if key == "evidence" else 60 if source == "embedded" else 90))
         axes[0][column].set_title(f"{'Embedded digits' if source == 'embedded' else 'MNIST'}, {samples:,} samples")
         axes[0][column].legend(frameon=False, loc="lower right")
     path.parent.mkdir(exist_ok=True)

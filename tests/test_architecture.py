@@ -9,12 +9,13 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "autosym"
 
 # What each room may import of autosym (its own room aside).
-LAYER_ROOMS = {"capture", "convolutions", "groups", "paths", "sparse", "layers"}
+LAYER_ROOMS = {"capture", "convolutions", "groups", "paths", "products", "sparse", "layers"}
 EVIDENCE_ROOMS = {
     "averaging",
     "convolutions",
     "groups",
     "paths",
+    "products",
     "sparse",
     "sites",
     "likelihoods",
@@ -32,8 +33,9 @@ ALLOWED = {
     "batching": set(),
     "data": set(),
     "convolutions": set(),
+    "products": set(),
     "tables": set(),
-    "paths": {"convolutions", "groups"},
+    "paths": {"convolutions", "groups", "products"},
     "sparse": {"convolutions", "groups", "paths"},
     "layers": {"capture", "groups", "paths", "sparse"},
     "nets": LAYER_ROOMS,
@@ -46,7 +48,7 @@ ALLOWED = {
     "noether": EVIDENCE_ROOMS,
     "sites": {"averaging", "batching", "groups", "paths", "sparse"},
     "processes": set(),
-    "curvature": {"averaging", "groups", "paths", "sites", "likelihoods", "priors", "batching", "processes"},
+    "curvature": {"averaging", "groups", "paths", "products", "sites", "likelihoods", "priors", "batching", "processes"},
     "evidence": EVIDENCE_ROOMS | {"capture"},
     "symmetry": EVIDENCE_ROOMS | LAYER_ROOMS | {"tables"},
     "predictive": EVIDENCE_ROOMS,

@@ -33,7 +33,11 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
         data = TensorDataset(inputs, targets)
     if type(data) is TensorDataset and len(data.tensors) == 2:  # whole batches, not one sample at a time
         inputs, targets = data.tensors
-        order = torch.arange(len(data)) if shuffle is None else torch.randperm(len(data), generator=shuffle)
+        if shuffle is None:
+            for start in range(0, len(data), batch_size):  # copies, which a model may change in place
+                yield inputs[start : start + batch_size].clone(), targets[start : start + batch_size].clone()
+            return
+        order = torch.randperm(len(data), generator=shuffle)
         for rows in order.split(batch_size) if len(data) else ():
             yield inputs[rows.to(inputs.device)], targets[rows.to(targets.device)]
         return

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from autosym import processes
 from autosym.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
 from autosym.likelihoods import Likelihood
-from autosym.paths import Path, add_gram, gram, mirrored
+from autosym.paths import Path
+from autosym.products import add_gram, gram, mirrored
 from autosym.sites import Definition, Tape, refuse_batch_dependence, sites, verify
 
 
@@ -95,7 +96,7 @@ def kfac(
     ``share_blocks`` replaces the G of every block by their mean, as the paper does. Factors are in ``dtype``, by default that
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
 
-    Samples are taken ``batch_size`` at a time (256, or 4096 on a GPU; a loader has its own batches), and fewer where that many would take
+    Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
     more than ``memory`` GiB beside the factors (2, or half of what is free on a GPU): the result does not depend on it. Several processes
     (``torch.distributed``) take a part of the samples each, and all have the result.
     """
@@ -111,7 +112,7 @@ def kfac(
     shown = torch.zeros(5, dtype=torch.float64, device=device)
     samples = outputs = limit = 0
     parts = shares(data)
-    batch_size = (4096 if device.type == "cuda" else 256) if batch_size is None else batch_size
+    batch_size = (8192 if device.type == "cuda" else 256) if batch_size is None else batch_size
     stream = Numbered(data, batch_size, processes.rank() % parts, parts)
     with processes.agreeing(), tape, torch.enable_grad():
         for x, y, places in stream:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from autosym.convolutions import circular_conv, patches, shifted_correlations, wrap
 from autosym.groups import Group, grid_action
+from autosym.products import factored_in, factored_out, gram
 
 
 class Path(nn.Module):
@@ -231,7 +232,7 @@ class FactoredIn(Path):
     def forward(self, x: Tensor) -> Tensor:
         if math.prod(x.shape[2:]) != self.weight.shape[2] or x.shape[1] != self.weight.shape[0]:
             raise ValueError(f"this factored layer is of maps {('B', *self.in_shape)}, got {tuple(x.shape)}: resize the inputs")
-        return (x.flatten(2).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
+        return factored_in(x.flatten(2), self.weight)
 
 
 class FactoredOut(Path):
@@ -252,7 +253,7 @@ class FactoredOut(Path):
         return g.reshape(g.shape[0], 1, *self.weight.shape[:2])
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.transpose(0, 1) @ self.weight.mT).transpose(0, 1).reshape(x.shape[0], *self.out_shape)
+        return factored_out(x, self.weight).reshape(x.shape[0], *self.out_shape)
 
 
 class Bias(Path):
@@ -342,44 +343,6 @@ class GroupConv(Path):
     def forward(self, x: Tensor) -> Tensor:
         self.group.check_size(x.shape[-2:])
         return circular_conv(x, self.filters())
-
-
-def gram(t: Tensor) -> Tensor:
-    """sum over samples and positions of outer products: (B, S, K, d) -> (K, d, d)."""
-    if t.shape[2] == 1 and t.shape[1] > t.shape[3]:  # sample by sample: positions may stay where they are in memory
-        t = t[:, :, 0]
-        return (t.mT @ t).sum(0, keepdim=True)
-    if t.shape[2] == 1 and t.stride(1) < t.stride(3):  # positions are next to each other in memory: keep them so
-        t = t[:, :, 0].permute(2, 0, 1).flatten(1)
-        return (t @ t.mT)[None]
-    t = t.permute(2, 0, 1, 3).flatten(1, 2)
-    if not _in_strips(t):
-        return t.mT @ t
-    return mirrored(add_gram(t.new_zeros(1, t.shape[2], t.shape[2]), t))
-
-
-def add_gram(total: Tensor, t: Tensor) -> Tensor:
-    """total += t^T t for (K, n, d), in place; of wide ones on a CPU only the upper triangle, in strips (see ``mirrored``)."""
-    if not _in_strips(t):
-        return total.baddbmm_(t.mT, t)
-    for start in range(0, t.shape[2], STRIP):
-        total[0, start : start + STRIP, start:].addmm_(t[0, :, start : start + STRIP].mT, t[0, :, start:])
-    return total
-
-
-def mirrored(total: Tensor) -> Tensor:
-    """Complete symmetric matrices (K, d, d), in place, from their upper triangles: nothing changes if they were whole."""
-    for start in range(STRIP, total.shape[2], STRIP):
-        total[:, start:, start - STRIP : start] = total[:, start - STRIP : start, start:].mT
-    return total
-
-
-STRIP = 128  # columns of a symmetric product at a time
-
-
-def _in_strips(t: Tensor) -> bool:
-    """Whether half of a symmetric product is worth saving: where arithmetic is what costs."""
-    return t.shape[0] == 1 and t.shape[2] > 2 * STRIP and not t.is_cuda
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

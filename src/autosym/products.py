@@ -1,0 +1,96 @@
+"""Products of matrices in blocks, laid out in memory so that no operand has to be copied, and sums of outer products."""
+
+import torch
+from torch import Tensor
+
+
+def factored_in(x: Tensor, weight: Tensor) -> Tensor:
+    """h[b,d,c] = sum_s weight[c,d,s] x[b,c,s]: (B, C, S) to (B, D, C)."""
+    return _In.apply(x, weight)
+
+
+def factored_out(h: Tensor, weight: Tensor) -> Tensor:
+    """y[b,d,t] = sum_c weight[d,t,c] h[b,d,c]: (B, D, C) to (B, D, T)."""
+    return _Out.apply(h, weight)
+
+
+# One product has c as its blocks, the other d: whichever of them h is laid out for, the other would have to copy it, and its gradient.
+# With samples next to each other in memory both find rows or columns without gaps.
+
+
+class _In(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return (weight @ x.permute(1, 2, 0)).permute(2, 1, 0)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        return (
+            (g.permute(2, 0, 1) @ weight).transpose(0, 1) if ctx.needs_input_grad[0] else None,
+            g.permute(2, 1, 0) @ x.transpose(0, 1) if ctx.needs_input_grad[1] else None,
+        )
+
+
+class _Out(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: Tensor, weight: Tensor) -> Tensor:
+        return (h.transpose(0, 1) @ weight.mT).transpose(0, 1)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        h, weight = ctx.saved_tensors
+        return (
+            (weight.mT @ g.permute(1, 2, 0)).permute(2, 0, 1) if ctx.needs_input_grad[0] else None,
+            g.permute(1, 2, 0) @ h.transpose(0, 1) if ctx.needs_input_grad[1] else None,
+        )
+
+
+def gram(t: Tensor) -> Tensor:
+    """sum over samples and positions of outer products: (B, S, K, d) -> (K, d, d)."""
+    if t.shape[2] == 1 and t.shape[1] > t.shape[3]:  # sample by sample: positions may stay where they are in memory
+        t = t[:, :, 0]
+        return (t.mT @ t).sum(0, keepdim=True)
+    if t.shape[2] == 1 and t.stride(1) < t.stride(3):  # positions are next to each other in memory: keep them so
+        t = t[:, :, 0].permute(2, 0, 1).flatten(1)
+        return (t @ t.mT)[None]
+    t = t.permute(2, 0, 1, 3).flatten(1, 2)
+    if not _in_strips(t):
+        return t.mT @ t
+    return mirrored(add_gram(t.new_zeros(1, t.shape[2], t.shape[2]), t))
+
+
+def add_gram(total: Tensor, t: Tensor) -> Tensor:
+    """total += t^T t for (K, n, d), in place; of wide ones on a CPU only the upper triangle, in strips (see ``mirrored``)."""
+    if not _in_strips(t):
+        return total.baddbmm_(t.mT, t)
+    for start in range(0, t.shape[2], STRIP):
+        total[0, start : start + STRIP, start:].addmm_(t[0, :, start : start + STRIP].mT, t[0, :, start:])
+    return total
+
+
+def mirrored(total: Tensor) -> Tensor:
+    """Complete symmetric matrices (K, d, d), in place, from their upper triangles: nothing changes if they were whole."""
+    for start in range(STRIP, total.shape[2], STRIP):
+        total[:, start:, start - STRIP : start] = total[:, start - STRIP : start, start:].mT
+    return total
+
+
+STRIP = 128  # columns of a symmetric product at a time
+
+
+def _in_strips(t: Tensor) -> bool:
+    """Whether half of a symmetric product is worth saving: where arithmetic is what costs."""
+    return t.shape[0] == 1 and t.shape[2] > 2 * STRIP and not t.is_cuda
