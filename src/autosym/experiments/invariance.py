@@ -81,7 +81,8 @@ TABLES = ("invariance-1", "invariance-2", "invariance-3")
 
 LAPLACE: dict[str, Any] = {"method": "laplace", "epochs": 20, "batch_size": 256, "lr": 0.05, "range_lr": 0.25}
 
-TRAINED: dict[str, Any] = {"epochs": 25, "batch_size": 500}  # where the hidden layer is trained, too
+TRAINED: dict[str, Any] = {"epochs": 25, "batch_size": 500, "lr": 3e-3}  # where the hidden layer is trained, too
+LEARNED: dict[str, Any] = {**TRAINED, "start": 0.2, "range_lr": 0.5}  # its widths, before it moves much
 POINT: dict[str, Any] = {"method": "point-estimate", "start": math.radians(5)}
 
 
@@ -91,7 +92,7 @@ def _first() -> list[Run]:
     models: list[dict[str, Any]] = [
         {"model": "learned", "start": math.radians(5)},
         {"model": "point-estimate", **POINT, "lr": 0.05},
-        {"model": "point-estimate-relu", **POINT, **TRAINED, "network": "relu", "lr": 3e-3},
+        {"model": "point-estimate-relu", **POINT, **TRAINED, "network": "relu"},
         *({"model": f"fixed-{a}", "start": math.radians(a), "learn": False} for a in ANGLES),
         *({"model": f"learned-from-{a}", "start": math.radians(a)} for a in ANGLES[1:]),
         {"model": "laplace", "start": 0.5, **LAPLACE},
@@ -104,7 +105,7 @@ def _others(table: str, laplace: bool) -> list[Run]:
     models: list[dict[str, Any]] = (
         [{"model": "laplace+affine", "symmetry": "affine", **LAPLACE}]
         if laplace
-        else [*({"model": f"mlp+{name}", "symmetry": name, **TRAINED} for name in learned), {"model": "mlp", **TRAINED}]
+        else [*({"model": f"mlp+{name}", "symmetry": name, **LEARNED} for name in learned), {"model": "mlp", **TRAINED}]
     )
     return [Run(table, task, **model) for model in models for task in CHANGED]
 
