@@ -144,7 +144,9 @@ def test_widths_are_learned_before_a_hidden_layer_moves():
         )
         early[point_estimate] = float(moved[20] / moved[-1])
         if not point_estimate:
-            assert fitted.history[20]["ranges"]["rotation (degrees)"] > 90
+            angles = [line["ranges"]["rotation (degrees)"] for line in fitted.history]
+            assert angles[1] == pytest.approx(math.degrees(0.3), rel=1e-5)  # q comes first
+            assert angles[20] > 90
     assert early[False] < 0.05
     assert early[True] > 0.2
 

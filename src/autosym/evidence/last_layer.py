@@ -33,6 +33,7 @@ FIRST = 10  # steps in which H is gathered before anything moves,
 REFRESH = 0.2  # part of H that is new at a factorisation, at which
 TRUST = 0.2  # log delta moves by no more
 POLISH = 20  # passes at the end
+SETTLED = 2.0  # epochs before widths move beside weights: at a q that is still wild their slope leads astray
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
 
 
@@ -257,9 +258,10 @@ def learn(
                 gathered = done >= FIRST or position >= epochs / 4
                 past = min(position / epochs, 1.0)
                 falling = 0.5 * (1 + math.cos(math.pi * past)) if gathered else 0.0
+                settled = point_estimate or not weights or position >= min(SETTLED, epochs / 4)
                 late = falling if point_estimate else math.sin(math.pi * past**2) ** 2
                 followed = falling * min(rate * len(x) / count, 0.2)  # more would throw q about by single samples
-                steps.set_rates(lr * late, range_lr * falling, followed, 1 / (done + 1))
+                steps.set_rates(lr * late, range_lr * falling * settled, followed, 1 / (done + 1))
                 step(x, y, torch.randn(DRAWS, len(x), outputs, generator=generator, device=device, dtype=head.mean.dtype))
                 done += 1
                 new += followed
