@@ -122,6 +122,35 @@ def test_the_bound_learns_rotation_where_data_are_invariant(kind):
     assert not features.transformations.raw.requires_grad
 
 
+def test_widths_are_learned_before_a_hidden_layer_moves():
+    """It is a point estimate, free of charge: once it fits the data alone, the bound no longer asks for invariance."""
+    early = {}
+    for point_estimate in (False, True):
+        torch.manual_seed(0)
+        features = symmetrise(ReluFeatures(2, 64), {"rotation": 0.3}, 8, where="weights")
+        start, moved = features.model.linear.weight.detach().clone(), []
+        fitted = last_layer.learn(
+            features,
+            rings(),
+            2,
+            epochs=60,
+            batch_size=80,
+            lr=0.02,
+            range_lr=0.3,
+            point_estimate=point_estimate,
+            log=lambda _, layer=features.model.linear, start=start, moved=moved: moved.append(
+                (layer.weight.detach() - start).norm()
+            ),
+        )
+        early[point_estimate] = float(moved[20] / moved[-1])
+        if not point_estimate:
+            angles = [line["ranges"]["rotation (degrees)"] for line in fitted.history]
+            assert angles[1] == pytest.approx(math.degrees(0.3), rel=1e-5)  # q comes first
+            assert angles[20] > 90
+    assert early[False] < 0.05
+    assert early[True] > 0.2
+
+
 def test_a_point_estimate_does_not():
     torch.manual_seed(0)
     features = symmetrise(RandomFeatures(2, 64, 5.0), {"rotation": 0.3}, 8, where="weights")
