@@ -224,10 +224,10 @@ def learn(
     seed: int = 0,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Fitted:
-    """The ELBO by natural gradients of q, and by Adam of what is trainable in ``features`` and of widths; rates fall as a cosine,
+    """The ELBO by natural gradients of q, and by Adam of what is trainable in ``features`` and of widths.
 
-    but that of weights is sin^2(pi t^2) at a part t of the run, largest at 0.7. They are a point estimate, free of charge: once they fit
-    the data alone, the bound asks for no more invariance. So widths are learned first, while features are nearly those of the start.
+    Rates fall as a cosine; that of weights is sin^2(pi t^2) at a part t of the run, largest at 0.7. They are a point estimate, free of
+    charge: once they fit the data alone, the bound asks for no more invariance. So widths are learned first, at features as they start.
     ``features`` gives (B, M); draws of transformations are new at every step. ``lr`` and ``range_lr`` are Adam's rates: of weights at every
     step, of widths twice in an epoch, by the slope since q has followed the last one (at a q of other widths the slope leads back to
     those). ``rate`` is that of q, which follows over 1 / ``rate`` epochs, and takes some passes over all data to its optimum at the end.
