@@ -297,7 +297,7 @@ def figure(runs: list[dict], path: Path) -> None:
             axis.spines[["top", "right"]].set_visible(False)
             axis.set_xlim(left=max(axis.get_xlim()[0], -5 if key == "evidence" else 60 if source == "embedded" else 90))
         axes[0][column].set_title(f"{'Embedded digits' if source == 'embedded' else 'MNIST'}, {samples:,} samples")
-        axes[0][column].legend(frameon=False, loc="lower right")
+        axes[0][column].legend(frameon=False, loc="upper left")
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=80)
     plt.close(figure)

@@ -202,12 +202,26 @@ def test_natural_steps_come_to_the_exact_posterior():
     natural.gather((phi.T @ phi / 0.09).expand(2, -1, -1), torch.tensor(0.09 * y.numel()))  # the noise is what it should be
     natural.refresh()
     head.log_precision.data.fill_(math.log(1.7))
-    natural.move(y.T @ phi / 0.09)
+    natural.move(y.T @ phi / 0.09, (phi.T @ phi / 0.09).expand(2, -1, -1))
     expected = right(phi, y, 1.7, 0.09)
     assert_close(head.mean, expected.mean, rtol=1e-6, atol=1e-8)
     assert_close(head.root(), expected.root(), rtol=1e-6, atol=1e-8)
     bound = last_layer.at(nn.Identity(), head, (phi, y), likelihood).log_evidence
     assert float(bound) == pytest.approx(float(exact.at(phi, y, 1.7, 0.09).log_evidence), rel=1e-8)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_step_by_an_old_curvature_goes_no_further_than_the_present_one_allows(bounded):
+    """H knows nothing yet of where features vary: its whole step would end below the start."""
+    phi, y = problem()
+    head, likelihood = LastLayer(4, 2, 1e-3).double(), Gaussian(0.3)
+    natural = last_layer.Natural(head, likelihood, len(phi))
+    natural.rate.fill_(1)
+    natural.refresh()
+    head.log_precision.data.fill_(math.log(1e-3))
+    before = likelihood.statistic(head(phi), y)
+    natural.move(y.T @ phi / 0.09, (phi.T @ phi / 0.09).expand(2, -1, -1) * bounded)
+    assert (likelihood.statistic(head(phi), y) < before) == bounded
 
 
 def test_the_end_of_a_run_is_an_optimum_of_q():

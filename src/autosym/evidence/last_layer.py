@@ -24,6 +24,8 @@ from autosym import averaging, likelihoods
 from autosym.batching import Data, Stream, batches, check_loader, check_repeatable, size_of, to_model
 from autosym.capture import Adam, Captured
 from autosym.evidence.differentiable import asking
+from autosym.evidence.features import RandomFeatures as RandomFeatures
+from autosym.evidence.features import ReluFeatures as ReluFeatures
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
 from autosym.sites import refuse_batch_dependence
@@ -35,35 +37,6 @@ TRUST = 0.2  # log delta moves by no more
 POLISH = 20  # passes at the end
 SETTLED = 2.0  # epochs before widths move beside weights: at a q that is still wild their slope leads astray
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
-
-
-class RandomFeatures(nn.Module):
-    """phi(x) = sqrt(2/M) cos(omega x + b) with omega ~ N(0, frequency^2) and b uniform: fixed, and of unit norm on average."""
-
-    omega: Tensor
-    phase: Tensor
-
-    def __init__(self, inputs: int, features: int = 1024, frequency: float = 0.3, seed: int = 0):
-        super().__init__()
-        draw = torch.Generator().manual_seed(seed)
-        self.register_buffer("omega", frequency * torch.randn(features, inputs, generator=draw))
-        self.register_buffer("phase", 2 * math.pi * torch.rand(features, generator=draw))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return math.sqrt(2 / len(self.phase)) * torch.cos(x.flatten(1) @ self.omega.T + self.phase)
-
-
-class ReluFeatures(nn.Module):
-    """phi(x) = sqrt(2/M) max(W x + b, 0), with Xavier's initial weights, which are trained."""
-
-    def __init__(self, inputs: int, features: int = 1024):
-        super().__init__()
-        self.linear = nn.Linear(inputs, features)
-        nn.init.xavier_uniform_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return math.sqrt(2 / self.linear.out_features) * self.linear(x.flatten(1)).relu()
 
 
 class LastLayer(nn.Module):
@@ -182,10 +155,16 @@ class Natural:
         self.squares.lerp_(squares.to(self.squares), self.memory)
 
     @torch.no_grad()
-    def move(self, slope: Tensor) -> None:
-        """A step of means by the ``slope`` (D, M) of the log-likelihood of all samples."""
-        root, slope = self.head.root(), slope - self.head.log_precision.exp() * self.head.mean
-        self.head.mean.add_(self.rate * (root @ (root.mT @ slope[:, :, None]))[:, :, 0])
+    def move(self, slope: Tensor, curvature: Tensor) -> None:
+        """A step of means by the ``slope`` (D, M) of the log-likelihood of all samples, no further than its ``curvature`` (D, M, M) allows.
+
+        H lags behind features that are trained: where they begin to vary it has nothing yet, and a whole step would throw q far off.
+        """
+        root, delta = self.head.root(), self.head.log_precision.exp()
+        slope = slope - delta * self.head.mean
+        step = (root @ (root.mT @ slope[:, :, None]))[:, :, 0]
+        bend = (step * ((curvature @ step[:, :, None])[:, :, 0] + delta * step)).sum()
+        self.head.mean.add_(step * torch.minimum(self.rate, (slope * step).sum() / bend.clamp_min(TINY)))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -323,7 +302,7 @@ class _Steps:
             fit, slope, curvature, squares, gradients = self._slopes(phi, y, noise, learned)
             weight = self.count / len(x)
             self.natural.gather(weight * curvature, weight * squares)
-            self.natural.move(weight * slope)
+            self.natural.move(weight * slope, weight * curvature)
         gradients = [-g / len(x) for g in gradients]
         number = len(self.weights.parameters)
         self.weights.step(gradients[:number])
@@ -380,7 +359,7 @@ class _Steps:
             natural.memory.fill_(1 / (number + 2))
             natural.gather(curvature, squares)
             natural.refresh()
-            natural.move(slope)
+            natural.move(slope, curvature)
         natural.refresh()
 
 

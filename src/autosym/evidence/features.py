@@ -1,0 +1,35 @@
+"""What a last layer may stand on: random Fourier features, which are fixed, and a hidden layer of ReLU, which is trained."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class RandomFeatures(nn.Module):
+    """phi(x) = sqrt(2/M) cos(omega x + b) with omega ~ N(0, frequency^2) and b uniform: fixed, and of unit norm on average."""
+
+    omega: Tensor
+    phase: Tensor
+
+    def __init__(self, inputs: int, features: int = 1024, frequency: float = 0.3, seed: int = 0):
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.register_buffer("omega", frequency * torch.randn(features, inputs, generator=draw))
+        self.register_buffer("phase", 2 * math.pi * torch.rand(features, generator=draw))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return math.sqrt(2 / len(self.phase)) * torch.cos(x.flatten(1) @ self.omega.T + self.phase)
+
+
+class ReluFeatures(nn.Module):
+    """phi(x) = sqrt(2/M) max(W x + b, 0), with Xavier's initial weights, which are trained."""
+
+    def __init__(self, inputs: int, features: int = 1024):
+        super().__init__()
+        self.linear = nn.Linear(inputs, features)
+        nn.init.xavier_uniform_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return math.sqrt(2 / self.linear.out_features) * self.linear(x.flatten(1)).relu()
