@@ -36,7 +36,7 @@ from autosym.sites import sites, sizes
 from autosym.symmetry import symmetry
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
-BASE = Schedule(epochs=50, batch_size=128, lr=0.004, relative=False, trust=0.5, every=2, subset=None)
+BASE = Schedule(epochs=50, batch_size=128, lr=0.004, relative=False, trust=0.5, every=2)
 PAPER = {
     "optimiser": "sgd",
     "lr": 0.01,

@@ -151,6 +151,17 @@ def test_widths_are_learned_before_a_hidden_layer_moves():
     assert early[True] > 0.2
 
 
+@pytest.mark.parametrize(("kind", "moves"), [("relu", 12), ("rff", 16)])
+def test_beside_weights_widths_take_no_step_before_q_has_settled(kind, moves, monkeypatch):
+    """Not even one of rate 0: Adam would remember its slope."""
+    calls, real = [], last_layer._Steps.move_widths
+    monkeypatch.setattr(last_layer._Steps, "move_widths", lambda self: calls.append(1) or real(self))
+    inner = RandomFeatures(2, 16, 5.0) if kind == "rff" else ReluFeatures(2, 16)
+    features = symmetrise(inner, {"rotation": 0.3}, 4, where="weights")
+    last_layer.learn(features, rings(), 2, epochs=8, batch_size=4, lr=0.01)
+    assert len(calls) == moves  # two in an epoch
+
+
 def test_a_point_estimate_does_not():
     torch.manual_seed(0)
     features = symmetrise(RandomFeatures(2, 64, 5.0), {"rotation": 0.3}, 8, where="weights")

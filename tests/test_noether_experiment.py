@@ -90,6 +90,20 @@ def test_the_gradient_by_products_is_that_of_autograd_and_so_is_its_own(layers):
         assert_close(one, other)
 
 
+def test_errors_are_those_of_the_mean_prediction_not_of_the_mean_weights(monkeypatch):
+    """Sets of weights that err by +1 and -1 by turns err by nothing together."""
+
+    def erring(run, weights, moves, x):
+        sets = len(next(iter(weights.values())))
+        return x + (-1.0) ** torch.arange(sets)[:, None, None]
+
+    run = small("oscillator/hnn")
+    learner, held = noether.Learner(run, "cpu"), noether.data(run, "cpu")
+    monkeypatch.setattr(noether, "predict", erring)
+    x, y = (held["test"][:, part].flatten(0, 1) for part in (slice(None, -1), slice(1, None)))
+    assert noether.measure(learner, held)["test_mse"] == pytest.approx(float((x - y).square().mean()), rel=1e-5)
+
+
 def test_every_group_of_the_optimiser_moves():
     learner = noether.Learner(small("oscillator/learned", warmup=0), "cpu")
     held = noether.data(learner.run, "cpu")

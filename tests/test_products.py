@@ -30,11 +30,52 @@ def test_first_and_second_derivatives(case):
     assert torch.autograd.gradgradcheck(product, operands)
 
 
-def test_vmap(case):
-    product, (x, weight), formula = case
-    several = torch.stack([weight.detach(), 2 * weight.detach()])
-    found = torch.func.vmap(product, (None, 0))(x.detach(), several)
-    torch.testing.assert_close(found, torch.stack([torch.einsum(formula, x.detach(), w) for w in several]))
+def test_forward_mode_derivatives(case):
+    product, operands, formula = case
+    operands = tuple(t.detach() for t in operands)
+    tangents = tuple(torch.randn_like(t) for t in operands)
+    plain = lambda *t: torch.einsum(formula, *t)  # noqa: E731
+    for chosen in ((0, 1), (0,), (1,)):
+
+        def of(f, chosen=chosen):
+            return lambda *moved: f(*(moved[chosen.index(i)] if i in chosen else operands[i] for i in range(2)))
+
+        given = tuple(operands[i] for i in chosen), tuple(tangents[i] for i in chosen)
+        torch.testing.assert_close(torch.func.jvp(of(product), *given)[1], torch.func.jvp(of(plain), *given)[1])
+    torch.testing.assert_close(
+        torch.func.hessian(lambda w: product(operands[0], w).square().sum())(operands[1]),
+        torch.func.hessian(lambda w: plain(operands[0], w).square().sum())(operands[1]),
+    )
+
+
+def test_under_autocast_it_is_in_the_lower_precision_and_gradients_are_not(case):
+    product, operands, formula = case
+    operands = [t.detach().float().requires_grad_() for t in operands]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = product(*operands)
+        assert product(*(t.double() for t in operands)).dtype == torch.float64
+    assert output.dtype == torch.bfloat16
+    gradients = torch.autograd.grad(output.float().square().sum(), operands)
+    expected = torch.autograd.grad(torch.einsum(formula, *operands).square().sum(), operands)
+    for gradient, exact in zip(gradients, expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.parametrize("mapped", [(None, 0), (0, None), (0, 0)])
+def test_vmap(case, mapped):
+    product, operands, formula = case
+    operands = [
+        t.detach() if m is None else torch.stack([t.detach(), 2 * t.detach()]) for t, m in zip(operands, mapped, strict=True)
+    ]
+    each = [[t if m is None else t[i] for t, m in zip(operands, mapped, strict=True)] for i in range(2)]
+    found = torch.func.vmap(product, mapped)(*operands)
+    torch.testing.assert_close(found, torch.stack([torch.einsum(formula, *pair) for pair in each]))
+
+
+def test_no_samples(case):
+    product, (x, weight), _ = case
+    assert product(x[:0], weight).shape[0] == 0
 
 
 def test_between_the_factors_samples_are_next_to_each_other():

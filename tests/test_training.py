@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
-from autosym import Gaussian, Schedule, training
+from autosym import Gaussian, Schedule
 from autosym.evidence import laplace
 from models import Samples, draw, images, mlp, small
 
@@ -156,14 +156,6 @@ def test_the_subset_is_used(monkeypatch):
     monkeypatch.setattr(laplace, "kfac", lambda *a, **k: seen.append((k.get("subset"), k.get("seed"))) or real(*a, **k))
     autosym.fit(mlp(5, 4, 3), draw("categorical", 20), epochs=2, burn_in=0, every=1, subset=7, seed=10)
     assert [call for call in seen if call[0]] == [(7, 11), (7, 12)], "with other draws at every step"
-
-
-@pytest.mark.parametrize(("size", "subset", "expected"), [(20, 7, 7), (7, 7, None), (5, 7, None), (20, None, None)])
-def test_an_evidence_step_takes_no_more_samples_than_there_are(size, subset, expected):
-    data = draw("categorical", size)
-    assert training.subset_of(data, Schedule(subset=subset)) == expected
-    unknown = DataLoader(list(zip(*data, strict=True)), 4)
-    assert training.subset_of(iter(unknown), Schedule(subset=subset)) is None
 
 
 # ---- history

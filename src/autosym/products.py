@@ -1,17 +1,36 @@
 """Products of matrices in blocks, laid out in memory so that no operand has to be copied, and sums of outer products."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def factored_in(x: Tensor, weight: Tensor) -> Tensor:
     """h[b,d,c] = sum_s weight[c,d,s] x[b,c,s]: (B, C, S) to (B, D, C)."""
-    return _In.apply(x, weight)
+    return _In.apply(*_same(x, weight))
 
 
 def factored_out(h: Tensor, weight: Tensor) -> Tensor:
     """y[b,d,t] = sum_c weight[d,t,c] h[b,d,c]: (B, D, C) to (B, D, T)."""
-    return _Out.apply(h, weight)
+    return _Out.apply(*_same(h, weight))
+
+
+def _same(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the precision of autocast, where it is on: a derivative is taken without it, in the precision of what was saved."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        return x.to(dtype), weight.to(dtype)
+    return x, weight
+
+
+def _along(product: Product, operands: tuple[Tensor, Tensor], tangents: tuple[Tensor | None, ...]) -> Tensor:
+    """The derivative of a bilinear product along tangents of its operands, of which one may be none."""
+    (x, weight), (dx, dweight) = operands, tangents
+    terms = [product(*pair) for pair in ((dx, weight), (x, dweight)) if all(t is not None for t in pair)]
+    return sum(terms[1:], terms[0])
 
 
 # One product has c as its blocks, the other d: whichever of them h is laid out for, the other would have to copy it, and its gradient.
@@ -28,6 +47,11 @@ class _In(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx, *tangents: Tensor | None) -> Tensor:
+        return _along(factored_in, ctx.saved_tensors, tangents)
 
     @staticmethod
     def backward(ctx, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -48,6 +72,11 @@ class _Out(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx, *tangents: Tensor | None) -> Tensor:
+        return _along(factored_out, ctx.saved_tensors, tangents)
 
     @staticmethod
     def backward(ctx, g: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -28,7 +28,7 @@ class Schedule:
     hyper_steps: int = 20  # Adam steps of a "gradient" step,
     hyper_lr: float = 0.1  # and their rate; also that of the ranges of transformations (``symmetrise``), one step each time
     sampled: bool = True  # curvature of evidence steps by one backward pass in all instead of one for each output,
-    subset: int | None = 10_000  # and on so many samples, where there are more (the likelihood is always that of all)
+    subset: int | None = None  # and on so many samples
     kernel: int | None = None  # or by the kernel of so many samples, one output of each: for many classes
     sampled_end: bool = False  # the same for the evidence at the end
     start_cap: float = 1.0  # precisions start no higher with evidence: weights must hear the data before they are judged
@@ -74,7 +74,6 @@ class Schedule:
             "settle": 0.0,
             "every": 5,
             "sampled": False,
-            "subset": None,
         }
         return Schedule(epochs, **(published | changes))
 

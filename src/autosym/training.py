@@ -201,9 +201,7 @@ def fit(
                 ranges.redraw(seed, epoch, 0)
                 at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
                 if isinstance(at, Laplace):
-                    ranges.step(
-                        evidence_data, prior, at, schedule.sampled, subset_of(evidence_data, schedule), seed + epoch, memory
-                    )
+                    ranges.step(evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
                 line |= _summary(model, likelihood, prior, at) | ranges.summary()
             line["seconds"] = time.perf_counter() - start
             lines.append(line)
@@ -256,12 +254,6 @@ def _checksum(data: Data) -> int | None:
     return found if tensors else None
 
 
-def subset_of(data: Data, schedule: Schedule) -> int | None:
-    """How many samples an evidence step takes its curvature from; None for all: no more are wanted, or their number is not known."""
-    size = size_of(data)
-    return None if size is None or schedule.subset is None or schedule.subset >= size else schedule.subset
-
-
 def evidence_step(
     model: nn.Module,
     data: Data,
@@ -272,7 +264,7 @@ def evidence_step(
     memory: float | None = None,
 ) -> Laplace | Kernel:
     """One expensive pass, then a damped closed-form step, or gradient steps, on precisions and noise."""
-    at = _at(model, data, likelihood, prior, schedule, schedule.sampled, subset_of(data, schedule), seed, memory)
+    at = _at(model, data, likelihood, prior, schedule, schedule.sampled, schedule.subset, seed, memory)
     if schedule.step == "mackay":
         at.mackay(prior, schedule.damping, schedule.trust)
         return at

@@ -163,8 +163,8 @@ class Natural:
         root, delta = self.head.root(), self.head.log_precision.exp()
         slope = slope - delta * self.head.mean
         step = (root @ (root.mT @ slope[:, :, None]))[:, :, 0]
-        bend = (step * ((curvature @ step[:, :, None])[:, :, 0] + delta * step)).sum()
-        self.head.mean.add_(step * torch.minimum(self.rate, (slope * step).sum() / bend.clamp_min(TINY)))
+        bend = (step * ((curvature @ step[:, :, None])[:, :, 0] + delta * step)).sum(1, keepdim=True)
+        self.head.mean.add_(step * torch.minimum(self.rate, (slope * step).sum(1, keepdim=True) / bend.clamp_min(TINY)))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -237,10 +237,10 @@ def learn(
                 gathered = done >= FIRST or position >= epochs / 4
                 past = min(position / epochs, 1.0)
                 falling = 0.5 * (1 + math.cos(math.pi * past)) if gathered else 0.0
-                settled = point_estimate or not weights or position >= min(SETTLED, epochs / 4)
-                late = falling if point_estimate else math.sin(math.pi * past**2) ** 2
-                followed = falling * min(rate * len(x) / count, 0.2)  # more would throw q about by single samples
-                steps.set_rates(lr * late, range_lr * falling * settled, followed, 1 / (done + 1))
+                late = falling if point_estimate else gathered * math.sin(math.pi * past**2) ** 2
+                quick = max(falling, late) if weights else falling  # q follows as long as weights move
+                followed = quick * min(rate * len(x) / count, 0.2)  # more would throw q about by single samples
+                steps.set_rates(lr * late, range_lr * falling, followed, 1 / (done + 1))
                 step(x, y, torch.randn(DRAWS, len(x), outputs, generator=generator, device=device, dtype=head.mean.dtype))
                 done += 1
                 new += followed
@@ -248,7 +248,8 @@ def learn(
                     natural.refresh()
                     new = 0.0
                 before, position = position, epoch - 1 + (stream.shown + len(x)) / count
-                if int(2 * position) > int(2 * before):  # every half of an epoch,
+                settled = gathered and (point_estimate or not weights or before >= min(SETTLED, epochs / 4))
+                if settled and int(2 * position) > int(2 * before):  # every half of an epoch,
                     steps.move_widths()
                 elif int(4 * position) > int(4 * before):  # by the slope of its second half
                     steps.forget_slope()

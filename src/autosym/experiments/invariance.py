@@ -225,6 +225,7 @@ def execute(
             every=1,
             burn_in=1,
             hyper_lr=run.range_lr,
+            subset=min(len(train[0]), 10_000),
             sampled_end=True,
         )
         build = partial(convolutional, run, train[0].shape[1:])
