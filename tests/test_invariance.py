@@ -1,6 +1,7 @@
 """The runs of the invariance tables: names, data, one tiny run of each kind, and the rows of a table."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -142,3 +143,7 @@ def test_many_runs_at_a_time_and_some_that_fail(folder, tmp_path, capfd, monkeyp
     assert len(list(results.rglob("*.json"))) == len(list(results.rglob("*.npy"))) == len(models)
     assert cli.main(["run", "invariance-3/regular/mlp", "--all", "--jobs", "2", *options]) == 1
     assert "5 of 5 runs failed" in capfd.readouterr().err
+
+
+def test_names_of_results_are_of_letters_digits_and_dots_only():
+    assert all(re.fullmatch(r"[\w.-]+", part, re.ASCII) for run in RUNS.values() for part in run.file.parts)

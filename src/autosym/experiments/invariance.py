@@ -71,7 +71,7 @@ class Run:
     def file(self) -> Path:
         """Where its result is kept, without suffix."""
         part = "" if self.samples is None else f"-samples{self.samples}"
-        return Path(self.table) / f"{self.task}_{self.model}{part}-seed{self.seed}"
+        return Path(self.table) / f"{self.task}_{self.model.replace('+', '_')}{part}-seed{self.seed}"
 
 
 ANGLES = (5, 45, 90, 135, 175)
