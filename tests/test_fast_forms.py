@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from autosym import paths
 from autosym.likelihoods import LIKELIHOODS, Categorical
-from autosym.paths import Conv, add_gram, gram, mirrored
+from autosym.paths import Conv
+from autosym.products import add_gram, gram, mirrored
 from models import curvature, draw, mlp
 
 ROOT = Path(__file__).parent.parent

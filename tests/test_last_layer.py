@@ -11,7 +11,9 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from autosym.averaging import ranges, symmetrise
+from autosym.capture import Adam
 from autosym.evidence import exact, last_layer
+from autosym.evidence.differentiable import asking
 from autosym.evidence.last_layer import LastLayer, RandomFeatures, ReluFeatures
 from autosym.likelihoods import Categorical, Gaussian
 
@@ -160,6 +162,27 @@ def test_beside_weights_widths_take_no_step_before_q_has_settled(kind, moves, mo
     features = symmetrise(inner, {"rotation": 0.3}, 4, where="weights")
     last_layer.learn(features, rings(), 2, epochs=8, batch_size=4, lr=0.01)
     assert len(calls) == moves  # two in an epoch
+
+
+def test_weights_and_widths_wait_where_a_batch_is_lost():
+    """Its features are where q knows nothing: a step of them by that slope leads anywhere. q still moves."""
+    torch.manual_seed(0)
+    features = symmetrise(ReluFeatures(2, 16), {"rotation": 0.3}, 4, where="weights")
+    head, likelihood, (x, y) = LastLayer(16, 2), Categorical(), rings()
+    weights, widths = list(features.model.parameters()), [features.transformations.raw]
+    with asking(widths):
+        steps = last_layer._Steps(
+            features, head, likelihood, len(x), Adam(weights), Adam(widths), last_layer.Natural(head, likelihood, len(x))
+        )
+        for size, moves in ((1, True), (1000, False)):
+            steps.usual.fill_(-0.7)
+            steps.forget_slope()
+            steps.set_rates(0.01, 0.1, 0.1, 0.1)
+            before, mean = weights[0].detach().clone(), head.mean.detach().clone()
+            steps(size * x, y, torch.randn(8, len(x), 2))
+            assert torch.equal(weights[0], before) != moves
+            assert bool(steps.slope[0].any()) == moves
+            assert not torch.equal(head.mean, mean)
 
 
 def test_a_point_estimate_does_not():

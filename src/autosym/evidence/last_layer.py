@@ -36,6 +36,7 @@ REFRESH = 0.2  # part of H that is new at a factorisation, at which
 TRUST = 0.2  # log delta moves by no more
 POLISH = 20  # passes at the end
 SETTLED = 2.0  # epochs before widths move beside weights: at a q that is still wild their slope leads astray
+LOST = 1.0  # nats a sample, and as many times what is usual, below it: features of the batch have moved to where q knows nothing of them
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
 
 
@@ -285,6 +286,7 @@ class _Steps:
         self.weights, self.widths, self.natural = weights, widths, natural
         self.slope = [torch.zeros_like(raw) for raw in widths.parameters]
         self.sum = torch.zeros((), dtype=torch.float64, device=head.mean.device)
+        self.usual = head.mean.new_full((), -math.inf)  # the fit of a sample, lately
 
     def set_rates(self, lr: float, range_lr: float, rate: float, least: float) -> None:
         """Of the steps that follow; H forgets no slower than by ``least``."""
@@ -304,12 +306,23 @@ class _Steps:
             weight = self.count / len(x)
             self.natural.gather(weight * curvature, weight * squares)
             self.natural.move(weight * slope, weight * curvature)
+            calm = self._calm(fit.detach() / len(x))
+            self.weights.rate.mul_(calm)
+            gradients = [torch.where(calm, g, 0) for g in gradients]
         gradients = [-g / len(x) for g in gradients]
         number = len(self.weights.parameters)
         self.weights.step(gradients[:number])
         for sum_, g in zip(self.slope, gradients[number:], strict=True):
             sum_.add_(g)
         self.sum.add_(fit.detach())
+
+    def _calm(self, fit: Tensor) -> Tensor:
+        """Whether samples ``fit`` as usual. If not, q has lost features that moved, and they wait until it has followed."""
+        allowed = torch.where(self.usual.isinf(), 1.0, LOST * (1 + self.usual.abs()))
+        change = (fit - self.usual).clamp(-allowed, allowed)
+        calm = change > -allowed
+        self.usual.copy_(torch.where(self.usual.isinf(), fit, self.usual + torch.where(calm, 0.05, 0.005) * change))
+        return calm
 
     def forget_slope(self) -> None:
         """Of widths, so far."""
