@@ -11,9 +11,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from autosym.averaging import ranges, symmetrise
-from autosym.capture import Adam
 from autosym.evidence import exact, last_layer
-from autosym.evidence.differentiable import asking
 from autosym.evidence.last_layer import LastLayer, RandomFeatures, ReluFeatures
 from autosym.likelihoods import Categorical, Gaussian
 
@@ -164,27 +162,6 @@ def test_beside_weights_widths_take_no_step_before_q_has_settled(kind, moves, mo
     assert len(calls) == moves  # two in an epoch
 
 
-def test_weights_and_widths_wait_where_a_batch_is_lost():
-    """Its features are where q knows nothing: a step of them by that slope leads anywhere. q still moves."""
-    torch.manual_seed(0)
-    features = symmetrise(ReluFeatures(2, 16), {"rotation": 0.3}, 4, where="weights")
-    head, likelihood, (x, y) = LastLayer(16, 2), Categorical(), rings()
-    weights, widths = list(features.model.parameters()), [features.transformations.raw]
-    with asking(widths):
-        steps = last_layer._Steps(
-            features, head, likelihood, len(x), Adam(weights), Adam(widths), last_layer.Natural(head, likelihood, len(x))
-        )
-        for size, moves in ((1, True), (1000, False)):
-            steps.usual.fill_(-0.7)
-            steps.forget_slope()
-            steps.set_rates(0.01, 0.1, 0.1, 0.1)
-            before, mean = weights[0].detach().clone(), head.mean.detach().clone()
-            steps(size * x, y, torch.randn(8, len(x), 2))
-            assert torch.equal(weights[0], before) != moves
-            assert bool(steps.slope[0].any()) == moves
-            assert not torch.equal(head.mean, mean)
-
-
 def test_a_point_estimate_does_not():
     torch.manual_seed(0)
     features = symmetrise(RandomFeatures(2, 64, 5.0), {"rotation": 0.3}, 8, where="weights")
@@ -256,6 +233,32 @@ def test_a_step_by_an_old_curvature_goes_no_further_than_the_present_one_allows(
     before = likelihood.statistic(head(phi), y)
     natural.move(y.T @ phi / 0.09, (phi.T @ phi / 0.09).expand(2, -1, -1) * bounded)
     assert (likelihood.statistic(head(phi), y) < before) == bounded
+
+
+@pytest.mark.parametrize("searched", [True, False])
+def test_a_step_from_where_samples_are_certain_is_no_longer_than_it_gains_by(searched):
+    """There the curvature is next to nothing, and a whole Newton step from one wrong sample is far too long."""
+    phi = torch.tensor([[1.0, 0.0], [1.0, 0.1]], dtype=torch.float64)
+    y, likelihood = torch.tensor([0, 1]), Categorical()
+    head = LastLayer(2, 2, 1e-6).double()
+    head.mean.data.copy_(
+        torch.tensor([[3.0, 0.0], [-3.0, 0.0]])
+    )  # the first is right and the second wrong, and both are certain
+    natural = last_layer.Natural(head, likelihood, 2)
+    natural.rate.fill_(1)
+    natural.memory.fill_(1)
+
+    def fit(mean):
+        return likelihood.statistic(phi @ mean.T, y)
+
+    outputs = (phi @ head.mean.T).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(likelihood.statistic(outputs, y), outputs)
+    curvature = torch.einsum("bd,bm,bn->dmn", likelihood.diagonal(outputs).detach(), phi, phi)
+    natural.gather(curvature, torch.tensor(0.0))
+    natural.refresh()
+    before = float(fit(head.mean.detach()))
+    natural.move(slope.T @ phi, curvature, fit if searched else None)
+    assert (float(fit(head.mean.detach())) > before) == searched
 
 
 def test_the_end_of_a_run_is_an_optimum_of_q():

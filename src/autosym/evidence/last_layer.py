@@ -36,7 +36,7 @@ REFRESH = 0.2  # part of H that is new at a factorisation, at which
 TRUST = 0.2  # log delta moves by no more
 POLISH = 20  # passes at the end
 SETTLED = 2.0  # epochs before widths move beside weights: at a q that is still wild their slope leads astray
-LOST = 1.0  # nats a sample, and as many times what is usual, below it: features of the batch have moved to where q knows nothing of them
+PARTS = (1 / 64, 1 / 8, 1.0)  # of a step, of which the longest that gains is taken
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
 
 
@@ -156,16 +156,26 @@ class Natural:
         self.squares.lerp_(squares.to(self.squares), self.memory)
 
     @torch.no_grad()
-    def move(self, slope: Tensor, curvature: Tensor) -> None:
-        """A step of means by the ``slope`` (D, M) of the log-likelihood of all samples, no further than its ``curvature`` (D, M, M) allows.
+    def move(self, slope: Tensor, curvature: Tensor, fit: Callable[[Tensor], Tensor] | None = None) -> None:
+        """A step of means by the ``slope`` (D, M) of the log-likelihood of all samples, no further than it gains by.
 
-        H lags behind features that are trained: where they begin to vary it has nothing yet, and a whole step would throw q far off.
+        H lags behind features that are trained: where they begin to vary it has nothing yet, and where samples become certain the
+        ``curvature`` (D, M, M) itself vanishes. A whole step would throw q far off, so it ends at the optimum of the quadratic
+        along it, at the most, and at an eighth of that or a 64th if ``fit``, the log-likelihood at other means, falls.
         """
         root, delta = self.head.root(), self.head.log_precision.exp()
         slope = slope - delta * self.head.mean
         step = (root @ (root.mT @ slope[:, :, None]))[:, :, 0]
         bend = (step * ((curvature @ step[:, :, None])[:, :, 0] + delta * step)).sum(1, keepdim=True)
-        self.head.mean.add_(step * torch.minimum(self.rate, (slope * step).sum(1, keepdim=True) / bend.clamp_min(TINY)))
+        step *= torch.minimum(self.rate, (slope * step).sum(1, keepdim=True) / bend.clamp_min(TINY))
+        if fit is not None:
+            means = [self.head.mean + part * step for part in (0.0, *PARTS)]
+            start, *ends = (fit(mean) - 0.5 * delta * mean.square().sum() for mean in means)
+            longest = torch.zeros_like(start)
+            for part, end in zip(PARTS, ends, strict=True):
+                longest = torch.where(end >= start, part, longest)
+            step *= longest
+        self.head.mean.add_(step)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -286,7 +296,6 @@ class _Steps:
         self.weights, self.widths, self.natural = weights, widths, natural
         self.slope = [torch.zeros_like(raw) for raw in widths.parameters]
         self.sum = torch.zeros((), dtype=torch.float64, device=head.mean.device)
-        self.usual = head.mean.new_full((), -math.inf)  # the fit of a sample, lately
 
     def set_rates(self, lr: float, range_lr: float, rate: float, least: float) -> None:
         """Of the steps that follow; H forgets no slower than by ``least``."""
@@ -302,27 +311,17 @@ class _Steps:
             fit = self.likelihood.log_likelihood(self.likelihood.statistic(self.head(phi), y), len(x) * len(self.head.mean))
             gradients: Sequence[Tensor] = torch.autograd.grad(fit, learned)
         else:
-            fit, slope, curvature, squares, gradients = self._slopes(phi, y, noise, learned)
-            weight = self.count / len(x)
+            fit, slope, curvature, squares, variance, gradients = self._slopes(phi, y, noise, learned)
+            weight, phi = self.count / len(x), phi.detach()
             self.natural.gather(weight * curvature, weight * squares)
-            self.natural.move(weight * slope, weight * curvature)
-            calm = self._calm(fit.detach() / len(x))
-            self.weights.rate.mul_(calm)
-            gradients = [torch.where(calm, g, 0) for g in gradients]
+            moved = lambda mean: weight * _expected(phi @ mean.T, variance, y, self.likelihood, noise)[0]  # noqa: E731
+            self.natural.move(weight * slope, weight * curvature, moved)
         gradients = [-g / len(x) for g in gradients]
         number = len(self.weights.parameters)
         self.weights.step(gradients[:number])
         for sum_, g in zip(self.slope, gradients[number:], strict=True):
             sum_.add_(g)
         self.sum.add_(fit.detach())
-
-    def _calm(self, fit: Tensor) -> Tensor:
-        """Whether samples ``fit`` as usual. If not, q has lost features that moved, and they wait until it has followed."""
-        allowed = torch.where(self.usual.isinf(), 1.0, LOST * (1 + self.usual.abs()))
-        change = (fit - self.usual).clamp(-allowed, allowed)
-        calm = change > -allowed
-        self.usual.copy_(torch.where(self.usual.isinf(), fit, self.usual + torch.where(calm, 0.05, 0.005) * change))
-        return calm
 
     def forget_slope(self) -> None:
         """Of widths, so far."""
@@ -338,8 +337,8 @@ class _Steps:
 
     def _slopes(
         self, phi: Tensor, y: Tensor, noise: Tensor, learned: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]]:
-        """E_q log p(y | f) of a batch; sum g phi (D, M) and sum h phi phi^T (D, M, M); E_q |y - f|^2; gradients in ``learned``."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Sequence[Tensor]]:
+        """E_q log p(y | f) of a batch; sum g phi (D, M) and sum h phi phi^T (D, M, M); E_q |y - f|^2; variances (B, D); gradients."""
         mean, variance = self.head.moments(phi)
         shift = torch.zeros_like(mean).requires_grad_()
         with torch.enable_grad():
@@ -348,7 +347,7 @@ class _Steps:
         phi = phi.detach()
         weighted = curvature.detach().T[:, :, None].sqrt() * phi
         squares = self.likelihood.statistic(mean, y) + variance.sum() if isinstance(self.likelihood, Gaussian) else fit
-        return fit, slope.T @ phi, weighted.mT @ weighted, squares.detach(), gradients
+        return fit, slope.T @ phi, weighted.mT @ weighted, squares.detach(), variance.detach(), gradients
 
     def take_bound(self) -> float:
         """The bound over an epoch, as it was while q moved; of a point estimate the log-likelihood."""
@@ -365,7 +364,7 @@ class _Steps:
             for x, y in batches(data, 1000):
                 x, y = to_model(x, y, self.head, "the data")
                 noise = torch.randn(DRAWS, len(x), len(self.head.mean), generator=generator, device=x.device, dtype=x.dtype)
-                _, own, square, error, _ = self._slopes(self.features(x), y, noise, ())
+                _, own, square, error, *_ = self._slopes(self.features(x), y, noise, ())
                 slope += own
                 curvature += square
                 squares += error.to(squares)
