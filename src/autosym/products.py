@@ -37,17 +37,21 @@ def _along(product: Product, operands: tuple[Tensor, Tensor], tangents: tuple[Te
 # With samples next to each other in memory both find rows or columns without gaps.
 
 
-class _In(torch.autograd.Function):
-    generate_vmap_rule = True
+class _Bilinear(torch.autograd.Function):
+    """A product that keeps both of its operands, for derivatives in either direction."""
 
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Tensor:
-        return (weight @ x.permute(1, 2, 0)).permute(2, 1, 0)
+    generate_vmap_rule = True
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
+
+
+class _In(_Bilinear):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return (weight @ x.permute(1, 2, 0)).permute(2, 1, 0)
 
     @staticmethod
     def jvp(ctx, *tangents: Tensor | None) -> Tensor:
@@ -62,17 +66,10 @@ class _In(torch.autograd.Function):
         )
 
 
-class _Out(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Out(_Bilinear):
     @staticmethod
     def forward(h: Tensor, weight: Tensor) -> Tensor:
         return (h.transpose(0, 1) @ weight.mT).transpose(0, 1)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def jvp(ctx, *tangents: Tensor | None) -> Tensor:
