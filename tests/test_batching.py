@@ -309,3 +309,14 @@ def test_training_is_on_what_augmentation_returns():
     assert [line["loss"] for line in fits[0].history] == pytest.approx([line["loss"] for line in fits[1].history], rel=1e-12)
     for ours, theirs in zip(*(fit.model.parameters() for fit in fits), strict=True):
         assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shuffle", [None, 0])
+def test_batches_of_tensors_are_copies(shuffle):
+    """A model may change its input in place; the data stay as they are."""
+    x, y = torch.arange(6.0)[:, None], torch.arange(6)
+    for inputs, targets in batches((x, y), 4, None if shuffle is None else torch.Generator().manual_seed(shuffle)):
+        inputs.zero_()
+        targets.zero_()
+    assert torch.equal(x[:, 0], torch.arange(6.0))
+    assert torch.equal(y, torch.arange(6))

@@ -162,6 +162,20 @@ def test_beside_weights_widths_take_no_step_before_q_has_settled(kind, moves, mo
     assert len(calls) == moves  # two in an epoch
 
 
+def test_q_follows_as_long_as_weights_move(monkeypatch):
+    """Each at its part of its largest rate: a q that has come to rest before them is that of other features."""
+    rates, real = [], last_layer._Steps.set_rates
+    monkeypatch.setattr(
+        last_layer._Steps,
+        "set_rates",
+        lambda self, lr, wide, rate, least: rates.append((lr / 0.01, 20 * rate)) or real(self, lr, wide, rate, least),
+    )
+    (x, y) = rings()
+    last_layer.learn(ReluFeatures(2, 16), (x, y), 2, epochs=20, batch_size=len(x) // 20, lr=0.01)
+    assert all(of_q >= 0.99 * of_weights for of_weights, of_q in rates)
+    assert max(of_weights for of_weights, _ in rates) > 0.99
+
+
 def test_a_point_estimate_does_not():
     torch.manual_seed(0)
     features = symmetrise(RandomFeatures(2, 64, 5.0), {"rotation": 0.3}, 8, where="weights")
