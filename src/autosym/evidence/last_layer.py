@@ -13,7 +13,7 @@ q takes natural-gradient steps (``Natural``), for which hundreds do what takes A
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,15 @@ from autosym.evidence.features import RandomFeatures as RandomFeatures
 from autosym.evidence.features import ReluFeatures as ReluFeatures
 from autosym.evidence.record import Evidence
 from autosym.likelihoods import Gaussian, Likelihood
+from autosym.products import fast_products
 from autosym.sites import refuse_batch_dependence
 
 DRAWS = 8  # of noise for each sample, at no cost beside that of its features
 FIRST = 10  # steps in which H is gathered before anything moves,
 REFRESH = 0.2  # part of H that is new at a factorisation, at which
 TRUST = 0.2  # log delta moves by no more
-POLISH = 20  # passes at the end
+POLISH = 20  # passes at the end,
+KEPT = 2**28  # numbers for features that are computed once for all of them
 SETTLED = 2.0  # epochs before widths move beside weights: at a q that is still wild their slope leads astray
 PARTS = (1 / 64, 1 / 8, 1.0)  # of a step, of which the longest that gains is taken
 TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
@@ -222,7 +224,7 @@ def learn(
     step, of widths twice in an epoch, by the slope since q has followed the last one (at a q of other widths the slope leads back to
     those). ``rate`` is that of q, which follows over 1 / ``rate`` epochs, and takes some passes over all data to its optimum at the end.
     ``point_estimate`` leaves out the variance of q and the KL: the training loss alone, by Adam (Fig. 5). On a GPU steps are recorded as
-    CUDA graphs, unless ``capture`` is False.
+    CUDA graphs, unless ``capture`` is False, and features are products by tensor cores (TF32) until the passes at the end.
     """
     check_repeatable(data)
     check_loader(data)
@@ -274,7 +276,7 @@ def learn(
     for part in parts:
         part.settle()
     if natural is not None:
-        steps.polish(natural, stream.data, generator)
+        steps.polish(natural, stream, generator)
     evidence = None if natural is None else at(features, head, stream.data, likelihood, seed=seed)
     return Fitted(features, head, likelihood, lines, evidence)
 
@@ -306,7 +308,9 @@ class _Steps:
             self.natural.memory.fill_(max(rate, least))
 
     def __call__(self, x: Tensor, y: Tensor, noise: Tensor) -> None:
-        phi, learned = self.features(x), [*self.weights.parameters, *self.widths.parameters]
+        learned = [*self.weights.parameters, *self.widths.parameters]
+        with fast_products():
+            phi = self.features(x)
         if self.natural is None:
             fit = self.likelihood.log_likelihood(self.likelihood.statistic(self.head(phi), y), len(x) * len(self.head.mean))
             gradients: Sequence[Tensor] = torch.autograd.grad(fit, learned)
@@ -343,7 +347,8 @@ class _Steps:
         shift = torch.zeros_like(mean).requires_grad_()
         with torch.enable_grad():
             fit, curvature = _expected(mean + shift, variance, y, self.likelihood, noise)
-        slope, *gradients = torch.autograd.grad(fit, [shift, *learned])
+        with fast_products():
+            slope, *gradients = torch.autograd.grad(fit, [shift, *learned])
         phi = phi.detach()
         weighted = curvature.detach().T[:, :, None].sqrt() * phi
         squares = self.likelihood.statistic(mean, y) + variance.sum() if isinstance(self.likelihood, Gaussian) else fit
@@ -357,14 +362,20 @@ class _Steps:
         return found
 
     @torch.no_grad()
-    def polish(self, natural: Natural, data: Data, generator: torch.Generator) -> None:
+    def polish(self, natural: Natural, stream: Stream, generator: torch.Generator) -> None:
         """q towards its optimum for features that no longer change: steps on all data, ever shorter, which averages out their noise."""
+
+        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+            for x, y in batches(stream.data, 1000):
+                x, y = to_model(x, y, self.head, "the data")
+                yield self.features(x), y
+
+        kept = list(pairs()) if stream.resident is not None and self.count * self.head.mean.shape[1] <= KEPT else None
         for number in range(POLISH):
             slope, curvature, squares = (torch.zeros_like(t) for t in (self.head.mean, natural.data, natural.squares))
-            for x, y in batches(data, 1000):
-                x, y = to_model(x, y, self.head, "the data")
-                noise = torch.randn(DRAWS, len(x), len(self.head.mean), generator=generator, device=x.device, dtype=x.dtype)
-                _, own, square, error, *_ = self._slopes(self.features(x), y, noise, ())
+            for phi, y in kept or pairs():
+                noise = phi.new_empty(DRAWS, len(phi), len(self.head.mean)).normal_(generator=generator)
+                _, own, square, error, *_ = self._slopes(phi, y, noise, ())
                 slope += own
                 curvature += square
                 squares += error.to(squares)

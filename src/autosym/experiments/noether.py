@@ -6,8 +6,7 @@ One-step prediction, H averaged over flows, a matrix normal posterior over the w
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from autosym.noether.dynamics import Field, euler, midpoint
 from autosym.noether.hamiltonian import Moves, field, network
 from autosym.noether.regression import stacked
 from autosym.noether.systems import System, oscillators, planar_bodies
+from autosym.products import fast_products
 from autosym.provenance import provenance
 
 RESULTS = Path("results")
@@ -60,7 +60,8 @@ class Run:
     variance: float = 0.001
     lr: float = 3e-3
     quantities_lr: float = 1e-2
-    start: float = 0.1  # the size of A and b at first
+    start: float = 0.1  # the size of A and b at first, b in units of
+    size: float = 1.0  # the root mean square of the states
     std: float = 0.01  # of every weight under q at first
     starts: int = 1
     seed: int = 0
@@ -87,14 +88,15 @@ BODIES = {
     "dt": 1.0,
     "substeps": 3,
     "iterations": 1,
-    "batch": 20,
-    "epochs": 1000,
+    "batch": 10,
+    "epochs": 2000,
     "warmup": 200,
     "taus": 32,
     "weights": 1,
     "layers": 4,
     "width": 250,
     "start": 0.01,
+    "size": 6.0,
     "lr": 2e-3,
     **MANY,
 }
@@ -124,7 +126,7 @@ def quantities_of(run: Run, system: System) -> Quadratic | None:
     if run.model == "hnn":
         return None
     if run.model == "learned":
-        return Quadratic(system.dimension, run.quantities, run.start)
+        return Quadratic(system.dimension, run.quantities, run.start, run.size)
     true = [known for known in system.conserved if system.space == 1 or known.name in SE2]
     made = Quadratic.of(torch.stack([k.A for k in true]).float(), torch.stack([k.b for k in true]).float())
     return made.requires_grad_(False)
@@ -252,17 +254,6 @@ def _one_start(
     return measure(learner, held) | {"seconds": seconds + time.perf_counter() - start}
 
 
-@contextmanager
-def fast_products() -> Iterator[None]:
-    """On a GPU, products of matrices by tensor cores (TF32, ten bits): for training, not for what is measured."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def train(
     learner: Learner,
     held: Mapping[str, Tensor],
@@ -312,19 +303,23 @@ def measure(learner: Learner, held: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _symmetry(learner: Learner) -> dict[str, Any]:
     if learner.run.model != "learned" or learner.conserved is None:
-        return {"found": None, "singular_values": None, "parallelness": None, "least_parallelness": None}
+        return dict.fromkeys(("found", "found_in_as_many", "singular_values", "parallelness", "least_parallelness"))
     system = SYSTEMS[learner.run.system]
     values, vectors = torch.linalg.svd(stacked(learner.conserved).double().cpu(), full_matrices=False)[1:]
-    basis = torch.linalg.qr(torch.stack([known.vector() for known in system.conserved]).mT)[0]
+    true = torch.stack([known.vector(learner.run.size) for known in system.conserved])
+    basis = torch.linalg.qr(true.mT)[0]
     parallelness = (vectors @ basis).norm(dim=1).tolist()
-    leading = vectors[values >= STANDS_OUT * values.max()]
+    standing = int((values >= STANDS_OUT * values.max()).sum())
+
+    def within(leading: int) -> dict[str, float]:  # 1: all of it lies within the first so many directions
+        return {k.name: float((vectors[:leading] @ v).norm()) for k, v in zip(system.conserved, true, strict=True)}
+
     return {
-        "found": {
-            known.name: float((leading @ known.vector()).norm()) for known in system.conserved
-        },  # 1: within what stands out
+        "found": within(standing),
+        "found_in_as_many": within(len(true)),
         "singular_values": values.tolist(),
         "parallelness": parallelness,
-        "least_parallelness": min(parallelness[: len(system.conserved)]),
+        "least_parallelness": min(parallelness[: len(true)]),
     }
 
 

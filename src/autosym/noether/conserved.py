@@ -23,14 +23,15 @@ class Quadratic(nn.Module):
 
         G_k = [[J A_k, J b_k], [0, 0]]        [x'; 1] = exp(sum_k tau_k G_k) [x; 1]
 
-    They start at small noise: at zero the gradient of any symmetrised function vanishes.
+    They start at small noise: at zero the gradient of any symmetrised function vanishes. b starts and is learned in units of ``size``,
+    that of x: A x moves a point the further the larger x is, and b does not.
     """
 
-    def __init__(self, dimension: int, quantities: int, std: float = 0.1):
+    def __init__(self, dimension: int, quantities: int, std: float = 0.1, size: float = 1.0):
         super().__init__()
         check_even(dimension, "the phase space")
         self.raw = nn.Parameter(std * torch.randn(quantities, dimension, dimension))
-        self.b = nn.Parameter(std * torch.randn(quantities, dimension))
+        self.shift, self.size = nn.Parameter(std * torch.randn(quantities, dimension)), size
 
     @classmethod
     def of(cls, A: Tensor, b: Tensor | None = None) -> "Quadratic":
@@ -38,12 +39,16 @@ class Quadratic(nn.Module):
         made = cls(A.shape[-1], len(A)).to(A)
         with torch.no_grad():
             made.raw.copy_(A)
-            made.b.copy_(torch.zeros_like(made.b) if b is None else b)
+            made.shift.copy_(torch.zeros_like(made.shift) if b is None else b)
         return made
 
     @property
     def A(self) -> Tensor:
         return (self.raw + self.raw.mT) / 2
+
+    @property
+    def b(self) -> Tensor:
+        return self.size * self.shift
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("...i,kij,...j->...k", x, self.A, x) / 2 + x @ self.b.mT

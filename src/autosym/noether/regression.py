@@ -121,7 +121,8 @@ class Regression(nn.Module):
         stack = stacked(kept)
         rest = stack - stack @ directions.mT.to(stack) @ directions.to(stack)
         dimension = kept.b.shape[1]
-        self.conserved = Quadratic.of(rest[:, : dimension**2].reshape(-1, dimension, dimension), rest[:, dimension**2 :])
+        A, b = rest[:, : dimension**2].reshape(-1, dimension, dimension), kept.size * rest[:, dimension**2 :]
+        self.conserved = Quadratic.of(A, b)
         try:
             yield
         finally:
@@ -129,5 +130,5 @@ class Regression(nn.Module):
 
 
 def stacked(conserved: Quadratic) -> Tensor:
-    """(A_k, b_k) as rows, (K, M M + M). J is orthogonal: the singular values are those of the stack of generators."""
-    return torch.cat([conserved.A.flatten(1), conserved.b], 1).detach()
+    """(A_k, b_k) as rows, (K, M M + M), b in its units. J is orthogonal: the singular values are those of the stack of generators."""
+    return torch.cat([conserved.A.flatten(1), conserved.shift], 1).detach()
