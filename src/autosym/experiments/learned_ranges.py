@@ -25,9 +25,8 @@ def unpacked(bank: Mapping[str, Any]) -> list[np.ndarray]:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """A column for each task: ranges over training, dashed for a point estimate; below, the run with the most filter banks.
-
-    Those of point estimates are left out: their ranges are next to nothing.
+    """A column for each task, a row for each unit: ranges over training, dashed for a point estimate; below, the run with the most
+    filter banks. Those of point estimates are left out: their ranges are next to nothing.
     """
     import matplotlib
 
@@ -39,33 +38,43 @@ def draw(results: Sequence[Result], path: Path) -> None:
     largest = {task: max(several, key=lambda r: len(_banks(r))) for task, several in shown.items()}
     most = max(len(_banks(result)) for result in largest.values())
     kinds = list(dict.fromkeys((r["config"]["model"], key) for r in results for key in r["history"][-1]["ranges"]))
-    one = len({key for _, key in kinds}) == 1  # range, of which the axis has the name
-    labels = {kind: kind[0] if one else ": ".join(kind) for kind in kinds}
-    figure = plt.figure(figsize=(4.5 * len(tasks) + 1, 3.6 + 0.8 * most), layout="constrained")
-    heights = [3.6, 0.8 * most] if most else [1]
-    parts = figure.subfigures(len(heights), len(tasks), squeeze=False, height_ratios=heights)
-    for column, task in enumerate(tasks):
-        axis = parts[0][column].subplots()
-        _draw_ranges(axis, task, shown[task], labels)
-        axis.set_ylabel(kinds[0][1] if one else "")
-    axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # of all, beside the last
-    for column, task in enumerate(tasks):
-        if most:
-            _draw_banks(parts[1][column].subplots(most, findings.BANK, squeeze=False), largest[task])
+    units = list(dict.fromkeys(_unit(key) for _, key in kinds))
+    heights = [2.8 * len(units) + 0.6, *([0.8 * most] if most else [])]
+    figure = plt.figure(figsize=(4 * len(tasks) + 2, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    axes = parts[0].subplots(len(units), len(tasks), sharex="col", sharey="row", squeeze=False)
+    for unit, row in zip(units, axes, strict=True):
+        names = [kind for kind in kinds if _unit(kind[1]) == unit]
+        for task, axis in zip(tasks, row, strict=True):
+            _draw_ranges(axis, shown[task], names)
+        row[0].set_ylabel(unit)
+        handles = {label: line for axis in row for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        row[-1].legend(handles.values(), handles, frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    for task, top, bottom in zip(tasks, axes[0], axes[-1], strict=True):
+        top.set_title(task)
+        bottom.set_xlabel("epoch")
+    for task, part in zip(tasks, parts[-1].subfigures(1, len(tasks), squeeze=False)[0] if most else (), strict=most > 0):
+        _draw_banks(part.subplots(most, findings.BANK, squeeze=False), largest[task])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _draw_ranges(axis: Any, task: str, several: Sequence[Result], labels: Mapping[tuple[str, str], str]) -> None:
-    colours = {kind: f"C{index}" for index, kind in enumerate(labels)}
+def _unit(key: str) -> str:
+    """Of "rotation (degrees)" the degrees."""
+    return key.rpartition("(")[2].rstrip(")")
+
+
+def _draw_ranges(axis: Any, several: Sequence[Result], names: Sequence[tuple[str, str]]) -> None:
+    """The paths of the ranges of one unit, of all runs of a task."""
+    one = len({key for _, key in names}) == 1  # range: the model is its name
     for result in several:
         style, lines = "--" if _is_point(result) else "-", result["history"]
-        for key in lines[-1]["ranges"]:
-            kind, values = (result["config"]["model"], key), [line["ranges"][key] for line in lines]
-            axis.plot([line["epoch"] for line in lines], values, style, color=colours[kind], label=labels[kind])
-    axis.set_title(task)
-    axis.set_xlabel("epoch")
+        for index, (model, key) in enumerate(names):
+            if model == result["config"]["model"]:
+                values = [line["ranges"][key] for line in lines]
+                label = model if one else f"{model}: {key.partition(' (')[0]}"
+                axis.plot([line["epoch"] for line in lines], values, style, color=f"C{index}", label=label)
     axis.spines[["top", "right"]].set_visible(False)
 
 
