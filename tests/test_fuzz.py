@@ -325,6 +325,9 @@ def test_a_checkpoint_whose_state_lacks_something_is_named(tmp_path):
         checkpoint.write(tmp_path / "c", {**tensors, name: torch.zeros(3, dtype=torch.uint8)}, state)
         with pytest.raises(ValueError, match="its state of a random generator is none"):
             resume(tmp_path / "c")
+    checkpoint.write(tmp_path / "c", {**tensors, "generator/noise": torch.zeros(16, dtype=torch.uint8)}, state)  # as of a GPU
+    with pytest.raises(ValueError, match="is of a run on another kind of device than cpu"):
+        resume(tmp_path / "c")
     for header in ({"version": "x"}, {"state": "[]"}, {"state": "{"}, {"state": None, "version": None}):
         whole = {"format": checkpoint.FORMAT, "version": str(checkpoint.VERSION), "state": "{}", **header}
         save_file({}, tmp_path / "c", {k: v for k, v in whole.items() if v is not None})

@@ -132,6 +132,8 @@ class State:
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
+        if tensors["generator/noise"].numel() != self.stream.noise.get_state().numel():
+            raise ValueError(f"{path} is of a run on another kind of device than {self.weights.lr.device}: resume it there")
         own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
         load_into(self._tensors(), own, path)
         device = self.weights.lr.device

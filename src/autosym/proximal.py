@@ -1,7 +1,7 @@
 """Weight steps: the likelihood by gradients, the prior by its proximal map, in one metric."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from autosym import processes
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
+from autosym.sparse import Frame
 
 
 class Weights:
@@ -20,6 +21,8 @@ class Weights:
 
     With ``sizes``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs has
     small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
+
+    Those in ``frames`` move in other coordinates, in which g, M, the prior and the units of rates are then taken.
 
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
     can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
@@ -33,8 +36,9 @@ class Weights:
         momentum: float = 0.9,
         clip: float = math.inf,
         sizes: Mapping[str, float] | None = None,
+        frames: Mapping[str, Frame] | None = None,
     ):
-        self.parameters, self.count = parameters, count
+        self.parameters, self.count, self.frames = parameters, count, frames or {}
         self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
         counts = torch.tensor([p.numel() for p in parameters.values()])
         flat = _flat(parameters.values()).detach()
@@ -43,6 +47,7 @@ class Weights:
         self._counts = counts.to(flat)
         self._path = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(flat.device)
         units = {name: size or 0.1 for name, size in sizes.items()} if sizes and optimiser == "adam" else {}
+        units |= {name: units.get(name, 1.0) * frame.unit() for name, frame in self.frames.items()}
         self.rates = flat.new_tensor([units.get(name, 1.0) for name in parameters])
         self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
@@ -52,16 +57,21 @@ class Weights:
         with torch.no_grad():
             for (name, parameter), delta in zip(self.parameters.items(), self._by_name(self._delta).values(), strict=True):
                 delta.fill_(precision[name] / weight).mul_(prior.scale_of(name, parameter))
+            self._change(self._delta, Frame.precision)
 
     def step(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
         """One step on a batch, at the rate ``lr``."""
         loss, g = self._gradient(model, likelihood, x, y)
         with torch.no_grad():
+            self._change(g, Frame.slope)
             if self.clip < math.inf:
                 g = g * (self.clip / g.norm()).clamp_max(1)
             self.loss += loss
             self.steps += 1
-            moved = self._move(_flat(self.parameters.values()), g)
+            w = _flat(self.parameters.values())
+            self._change(w, Frame.coordinates)
+            moved = self._move(w, g)
+            self._change(moved, Frame.values)
             torch._foreach_copy_(list(self.parameters.values()), list(self._by_name(moved).values()))
 
     def _gradient(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,6 +115,12 @@ class Weights:
         means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._counts
         rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
         return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
+
+    def _change(self, flat: Tensor, change: Callable[[Frame, Tensor], Tensor]) -> None:
+        """Of the parts that have a frame, in place."""
+        parts = self._by_name(flat) if self.frames else {}
+        for name, frame in self.frames.items():
+            parts[name].copy_(change(frame, parts[name]))
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of the parts of a flat vector, in the shapes of the parameters."""

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from autosym.averaging import Symmetrised
 from autosym.batching import all_finite
 from autosym.paths import Bias, Conv, Dense, Path, form_of
-from autosym.sparse import SparseConv, SparseIn, SparseOut, Tangents
+from autosym.sparse import Frame, Sparse, SparseConv, SparseIn, SparseOut, Tangents
 
 
 class Definition(Protocol):
@@ -91,6 +91,11 @@ def sizes(sites: Sequence[Site]) -> dict[str, float]:
         else float(site.parameter.detach().square().mean().sqrt())
         for site in sites
     }
+
+
+def frames(sites: Sequence[Site]) -> dict[str, Frame]:
+    """The coordinates that steps are even in, of anchor values: those of all else are the weights themselves."""
+    return {s.name: s.module.frame() for s in sites if isinstance(s.module, Sparse) and s.parameter is s.module.weight}
 
 
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:

@@ -11,7 +11,7 @@ displacements of the anchors from where they were put.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,11 @@ class Basis(nn.Module):
                 self._kept = (key, self._gaussians())
         return self._kept[1]
 
+    def made(self) -> Tensor:
+        """phi with what is learned of it as it was made: omega = 1, anchors where they were put."""
+        omega = torch.ones_like(self.omega) if isinstance(self.omega, nn.Parameter) else self.omega
+        return torch.exp(-0.5 * omega**2 * (self.positions - self.z[:, None]).square().sum(-1))
+
     @torch.no_grad()
     def slopes(self, name: str) -> Tensor:
         """d phi / d omega, (1, P, T), or d phi / d shift, (2P, P, T), whose only non-zero row is that of the anchor."""
@@ -85,11 +90,57 @@ class Basis(nn.Module):
         return torch.where(values > NOTHING, values, 0.0)
 
 
+class Frame:
+    """Coordinates v of anchor values u in which steps are even: basis functions overlap, so that equal steps of u are not.
+
+        phi phi^T = E diag(lambda) E^T,    v = u E lambda^(1/2):    |u phi|^2 = |v|^2,    |u|^2 = sum_i v_i^2 / lambda_i
+
+    A step of v moves the weights u phi by its own length, and the prior N(0, 1 / delta) of u is one of v, of precision delta / lambda.
+    Coordinates stay while a basis is learned: they are those of the basis as it was made.
+    """
+
+    def __init__(self, phi: Tensor, across: bool):
+        spectrum, vectors = torch.linalg.eigh(phi.double() @ phi.double().mT)
+        spectrum = spectrum.clamp_min(1e-6 * spectrum.max())
+        self.spectrum, self.across = spectrum.to(phi), across
+        self.forth, self.back = (vectors * spectrum.sqrt()).to(phi), (vectors / spectrum.sqrt()).mT.to(phi)
+
+    def unit(self) -> float:
+        """What steps of v are in, for steps of u in units of 1: the root mean square of what those move."""
+        return float(self.spectrum.mean().sqrt())
+
+    def coordinates(self, u: Tensor) -> Tensor:
+        """v of u."""
+        return self._along(u, lambda last: last @ self.forth)
+
+    def values(self, v: Tensor) -> Tensor:
+        """u of v."""
+        return self._along(v, lambda last: last @ self.back)
+
+    def slope(self, g: Tensor) -> Tensor:
+        """The gradient in v, from that in u."""
+        return self._along(g, lambda last: last @ self.back.mT)
+
+    def precision(self, delta: Tensor) -> Tensor:
+        """Of the coordinates, from that of the values."""
+        return self._along(delta, lambda last: last / self.spectrum)
+
+    def _along(self, t: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """With the anchors as the last axis: they run along the inputs of the matrix, of which each has as many, or its outputs."""
+        last = t.unflatten(-1, (-1, len(self.spectrum))) if self.across else t.mT
+        return change(last).flatten(-2) if self.across else change(last).mT
+
+
 class Sparse(Path):
     """Anchor values u of a function w = u phi of space, which is what steps have to be measured by: u itself can be far larger."""
 
     basis: Basis
     across = True  # whether the anchors run along the inputs of the matrix, not its outputs
+
+    @torch.no_grad()
+    def frame(self) -> Frame:
+        """The coordinates that steps of the anchor values are taken in."""
+        return Frame(self.basis.made(), self.across)
 
     @torch.no_grad()
     def size(self) -> float:

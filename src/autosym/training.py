@@ -39,7 +39,7 @@ from autosym.priors import Prior
 from autosym.proximal import Weights
 from autosym.ranges import Ranges
 from autosym.schedules import Schedule
-from autosym.sites import sites, sizes
+from autosym.sites import frames, sites, sizes
 from autosym.symmetry import Symmetry, symmetry
 
 
@@ -161,7 +161,9 @@ def fit(
     count, outputs = _check(model, data, evidence_data, likelihood, schedule)
     parameters = {site.name: site.parameter for site in owned}
     units = sizes(owned) if schedule.relative else None
-    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units)
+    framed = schedule.relative and schedule.optimiser == "adam" and math.isinf(nu)  # scales of rows are none in a frame
+    even = frames(owned) if framed else None
+    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units, even)
     part, parts = processes.rank(), processes.count()
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment, part, parts)
     evidence_data = stream.data if evidence_data is data else evidence_data
