@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autosym import checkpoint, layers
+from autosym import checkpoint, layers, nets
 from autosym.training import fit
 
 
@@ -87,6 +87,28 @@ def test_a_resumed_run_is_the_uninterrupted_one(case, epoch, tmp_path):
     assert untimed(map(json.loads, history.read_text().splitlines())) == untimed(whole.history)
     assert torch.equal(whole.evidence.log_evidence, resumed.evidence.log_evidence)
     assert [line["epoch"] for line in resumed.history] == list(range(1, 7))
+
+
+def test_a_resumed_run_moves_in_the_coordinates_it_began_in(tmp_path, monkeypatch):
+    """Of sparse paths; eigenvectors, which another library may give other signs, are those of the file."""
+
+    def sparse_network():
+        torch.manual_seed(3)
+        return nets.build("s-fc+s-conv", (1, 4, 4), 3, 2, channels=(1,), strides=(2,), hidden=2)
+
+    options = {"epochs": 4, "batch_size": 8, "checkpoint_seconds": 0}
+    whole = fit(sparse_network(), classification(), **options)
+    with pytest.raises(Stop):
+        fit(sparse_network(), classification(), checkpoint=tmp_path / "c", log=stopped_after(2), **options)
+    ours = torch.linalg.eigh
+
+    def with_other_signs(matrix):
+        values, vectors = ours(matrix)
+        return values, -vectors
+
+    monkeypatch.setattr("autosym.sparse.torch.linalg.eigh", with_other_signs)
+    resumed = fit(sparse_network(), classification(), checkpoint=tmp_path / "c", resume=True, **options)
+    assert untimed(whole.history) == untimed(resumed.history)
 
 
 def test_a_resumed_run_takes_up_the_loaders_shuffling(tmp_path):
@@ -175,7 +197,7 @@ BAD = {
     "noise": (lambda p: p.write_bytes(bytes(range(1, 200))), "truncated or not a checkpoint"),
     "foreign": (lambda p: written(p, kind="other"), "not a checkpoint of autosym"),
     "newer": (lambda p: written(p, checkpoint.VERSION + 1), "newer than this autosym reads"),
-    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 2, this is 3\): start anew"),
+    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 3, this is 4\): start anew"),
     "pickle": (pickled, "holds a pickle"),
     "torch.save": (lambda p: torch.save({"a": torch.ones(2)}, p), "holds a pickle"),
 }

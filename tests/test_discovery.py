@@ -14,7 +14,7 @@ from autosym.noether.conserved import Quadratic
 from autosym.noether.discovering import drift_of
 from autosym.noether.discovery import count_directions, readable
 from autosym.noether.dynamics import symmetrised, velocity
-from autosym.noether.known import catalogue, unitary
+from autosym.noether.known import catalogue, unit, unitary
 from autosym.noether.regression import Regression
 from autosym.noether.systems import oscillators, pendulum
 from autosym.noether.trajectories import checked, velocities
@@ -73,14 +73,18 @@ class Features(torch.nn.Module):
         return self.model.features(x, tau)
 
 
-def test_a_direction_is_taken_out_and_put_back():
-    model = Regression(2, Quadratic(2, 3, 0.3))
+@pytest.mark.parametrize("size", [1.0, 6.0])
+def test_a_direction_is_taken_out_and_put_back(size):
+    """In units of the states: b is ``size`` times what stands in the direction."""
+    model = Regression(2, Quadratic(2, 3, 0.3, size))
     before = model.conserved
-    direction = next(unitary(1)).vector()[None].float()
+    direction = unit(next(unitary(1)).vector()[None] + torch.tensor([0, 0, 0, 0, 0.5, 0.2])).float()
     with model.without(direction):
-        stack = torch.cat([model.conserved.A.flatten(1), model.conserved.b], 1)
+        stack = torch.cat([model.conserved.A.flatten(1), model.conserved.b / size], 1)
+        change = stack - torch.cat([before.A.flatten(1), before.b / size], 1)
         assert (stack @ direction.mT).abs().max() < 1e-6
-        assert (stack - torch.cat([before.A.flatten(1), before.b], 1)).abs().max() > 0.01
+        assert change.abs().max() > 0.01
+        assert (change - change @ direction.mT @ direction).abs().max() < 1e-6, "of what was asked for, and no other"
     assert model.conserved is before
 
 

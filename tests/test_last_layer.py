@@ -343,3 +343,18 @@ def test_features_in_double_precision_have_a_head_of_their_own_kind():
 
 def test_a_point_estimate_has_no_evidence():
     assert last_layer.learn(nn.Identity(), rings(), 2, epochs=1, point_estimate=True).evidence is None
+
+
+def test_the_last_passes_see_the_features_that_they_keep(monkeypatch):
+    """Kept or computed anew for every pass, they lead to the same bound; kept, they are computed once."""
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+    bounds = []
+    for kept, passes in ((last_layer.KEPT, 1), (0, last_layer.POLISH)):
+        monkeypatch.setattr(last_layer, "KEPT", kept)
+        torch.manual_seed(0)
+        phi, calls = ReluFeatures(3, 6), []
+        phi.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        fitted = last_layer.learn(phi, (x, y), 2, epochs=1, batch_size=20, log=lambda _, calls=calls: calls.clear())
+        bounds.append(fitted.evidence.log_evidence.item())
+        assert len(calls) == passes + 1, "one more is for the bound"
+    assert bounds[0] == bounds[1]

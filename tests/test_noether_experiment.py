@@ -59,6 +59,23 @@ def test_the_oracles_have_their_groups():
     assert counts == {"oscillator": 1, "three-oscillators": 9, "three-bodies": 3}
 
 
+@pytest.mark.parametrize("size", [1.0, 6.0])
+def test_quantities_that_are_the_true_ones_are_found(size):
+    """All of them, in the units they are learned in; of one taken out, nothing."""
+    learner = noether.Learner(small("three-bodies/learned", size=size), "cpu")
+    true = noether.SYSTEMS["three-bodies"].conserved
+    with torch.no_grad():
+        learner.conserved.raw.zero_()
+        learner.conserved.shift.zero_()
+        for k, known in enumerate(true):
+            learner.conserved.raw[k], learner.conserved.shift[k] = known.A, known.b / size
+        found = noether._symmetry(learner)
+        assert min(found["found_in_as_many"].values()) == pytest.approx(1, abs=1e-5)
+        assert found["least_parallelness"] == pytest.approx(1, abs=1e-5)
+        learner.conserved.shift[0] = 0
+        assert noether._symmetry(learner)["found_in_as_many"]["momentum x"] < 1e-5
+
+
 def test_the_batched_prediction_is_the_plain_one():
     run = small("oscillator/learned", integrator="euler")
     learner = noether.Learner(run, "cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autosym.products import factored_in, factored_out
+from autosym.products import factored_in, factored_out, fast_products
 
 CASES = {
     "in": (factored_in, (3, 4, 6), (4, 5, 6), "bcs,cds->bdc"),
@@ -85,3 +85,29 @@ def test_between_the_factors_samples_are_next_to_each_other():
     assert h.stride(0) == 1
     (g,) = torch.autograd.grad(factored_out(h, torch.randn(CASES["out"][2])).square().sum(), h)
     assert g.stride(0) == 1
+
+
+@pytest.fixture
+def setting():
+    """Of torch, which is put back; it is no plain attribute, so that monkeypatch cannot set it."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    yield matmul
+    matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize(("before", "within"), [("none", "tf32"), ("tf32", "tf32"), ("ieee", "ieee")])
+def test_fast_products_leave_the_setting_as_it_was_and_heed_a_refusal(before, within, setting):
+    setting.fp32_precision, seen = before, []
+
+    def work():
+        with fast_products():
+            seen.append(setting.fp32_precision)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert seen == [within]
+    assert setting.fp32_precision == before
+    with fast_products(False):
+        assert setting.fp32_precision == before

@@ -22,7 +22,8 @@ from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
 from autosym.proximal import Weights
 
-FORMAT, VERSION = "autosym checkpoint", 3
+FORMAT, VERSION = "autosym checkpoint", 4
+STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -132,8 +133,11 @@ class State:
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
-        if tensors["generator/noise"].numel() != self.stream.noise.get_state().numel():
-            raise ValueError(f"{path} is of a run on another kind of device than {self.weights.lr.device}: resume it there")
+        theirs, ours = (t.numel() for t in (tensors["generator/noise"], self.stream.noise.get_state()))
+        if theirs != ours and theirs in STATES:
+            raise ValueError(
+                f"{path} is of a run on {STATES[theirs]}, and this one is on {STATES[ours]}: resume it there, or start anew"
+            )
         own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
         load_into(self._tensors(), own, path)
         device = self.weights.lr.device
@@ -152,6 +156,7 @@ class State:
             "first": self.weights.first,
             "second": self.weights.second,
             "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
+            "frames": {f"{name}.{key}": t for name, f in self.weights.frames.items() for key, t in f.state_dict().items()},
             "more": dict(self.more),
         }
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}

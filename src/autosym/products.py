@@ -10,14 +10,21 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 @contextmanager
-def fast_products() -> Iterator[None]:
-    """On a GPU, products of matrices by tensor cores (TF32, ten bits): for training, not for what is measured."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+def fast_products(wanted: bool = True) -> Iterator[None]:
+    """On a GPU, products of matrices by tensor cores (TF32, ten bits): for training, not for what is measured.
+
+    Not where ``torch.backends.cuda.matmul.fp32_precision`` says "ieee".
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if not wanted or before == "ieee":
+        yield
+        return
+    matmul.fp32_precision = "tf32"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        matmul.fp32_precision = before
 
 
 def factored_in(x: Tensor, weight: Tensor) -> Tensor:

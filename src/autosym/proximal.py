@@ -22,7 +22,7 @@ class Weights:
     With ``sizes``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs has
     small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
 
-    Those in ``frames`` move in other coordinates, in which g, M, the prior and the units of rates are then taken.
+    Those in ``frames`` move in other coordinates, in which m, M, the prior and the units of rates are then taken.
 
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
     can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
@@ -47,7 +47,8 @@ class Weights:
         self._counts = counts.to(flat)
         self._path = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(flat.device)
         units = {name: size or 0.1 for name, size in sizes.items()} if sizes and optimiser == "adam" else {}
-        units |= {name: units.get(name, 1.0) * frame.unit() for name, frame in self.frames.items()}
+        for name, frame in self.frames.items():
+            units[name] = frame.to(flat).unit(parameters[name].detach().to(flat), units.get(name, 0.1))
         self.rates = flat.new_tensor([units.get(name, 1.0) for name in parameters])
         self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
 
@@ -63,15 +64,12 @@ class Weights:
         """One step on a batch, at the rate ``lr``."""
         loss, g = self._gradient(model, likelihood, x, y)
         with torch.no_grad():
-            self._change(g, Frame.slope)
             if self.clip < math.inf:
                 g = g * (self.clip / g.norm()).clamp_max(1)
             self.loss += loss
             self.steps += 1
             w = _flat(self.parameters.values())
-            self._change(w, Frame.coordinates)
-            moved = self._move(w, g)
-            self._change(moved, Frame.values)
+            moved = self._framed_move(w, g) if self.frames else self._move(w, g)
             torch._foreach_copy_(list(self.parameters.values()), list(self._by_name(moved).values()))
 
     def _gradient(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,11 +114,17 @@ class Weights:
         rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
         return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
 
-    def _change(self, flat: Tensor, change: Callable[[Frame, Tensor], Tensor]) -> None:
+    def _framed_move(self, w: Tensor, g: Tensor) -> Tensor:
+        """The step is taken back from the frames, and not the weights, which would be rounded every time."""
+        v = self._change(w.clone(), Frame.coordinates)
+        return w + self._change(self._move(v, self._change(g, Frame.slope)) - v, Frame.values)
+
+    def _change(self, flat: Tensor, change: Callable[[Frame, Tensor], Tensor]) -> Tensor:
         """Of the parts that have a frame, in place."""
         parts = self._by_name(flat) if self.frames else {}
         for name, frame in self.frames.items():
             parts[name].copy_(change(frame, parts[name]))
+        return flat
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of the parts of a flat vector, in the shapes of the parameters."""

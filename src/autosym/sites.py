@@ -93,9 +93,13 @@ def sizes(sites: Sequence[Site]) -> dict[str, float]:
     }
 
 
-def frames(sites: Sequence[Site]) -> dict[str, Frame]:
-    """The coordinates that steps are even in, of anchor values: those of all else are the weights themselves."""
-    return {s.name: s.module.frame() for s in sites if isinstance(s.module, Sparse) and s.parameter is s.module.weight}
+def frames(sites: Sequence[Site], scaled_rows: bool = False) -> dict[str, Frame]:
+    """The coordinates that steps are even in, of anchor values: those of all else are the weights themselves.
+
+    Where rows have scales of their own (a Student-t prior) anchors that are rows have none: the prior would not be diagonal there.
+    """
+    found = {s.name: s.module for s in sites if isinstance(s.module, Sparse) and s.parameter is s.module.weight}
+    return {name: path.frame() for name, path in found.items() if path.across or not scaled_rows}
 
 
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:

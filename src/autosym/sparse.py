@@ -57,7 +57,7 @@ class Basis(nn.Module):
     def made(self) -> Tensor:
         """phi with what is learned of it as it was made: omega = 1, anchors where they were put."""
         omega = torch.ones_like(self.omega) if isinstance(self.omega, nn.Parameter) else self.omega
-        return torch.exp(-0.5 * omega**2 * (self.positions - self.z[:, None]).square().sum(-1))
+        return _gaussians(omega, (self.positions - self.z[:, None]).square().sum(-1))
 
     @torch.no_grad()
     def slopes(self, name: str) -> Tensor:
@@ -85,29 +85,41 @@ class Basis(nn.Module):
         return self._offsets().square().sum(-1)
 
     def _gaussians(self) -> Tensor:
-        """Far from an anchor exactly zero: numbers near the smallest that there are make products 90 times slower on a CPU."""
-        values = torch.exp(-0.5 * self.omega**2 * self._square_distances())
-        return torch.where(values > NOTHING, values, 0.0)
+        return _gaussians(self.omega, self._square_distances())
 
 
-class Frame:
+def _gaussians(omega: Tensor, square_distances: Tensor) -> Tensor:
+    """Far from an anchor exactly zero: numbers near the smallest that there are make products 90 times slower on a CPU."""
+    values = torch.exp(-0.5 * omega**2 * square_distances)
+    return torch.where(values > NOTHING, values, 0.0)
+
+
+class Frame(nn.Module):
     """Coordinates v of anchor values u in which steps are even: basis functions overlap, so that equal steps of u are not.
 
         phi phi^T = E diag(lambda) E^T,    v = u E lambda^(1/2):    |u phi|^2 = |v|^2,    |u|^2 = sum_i v_i^2 / lambda_i
 
     A step of v moves the weights u phi by its own length, and the prior N(0, 1 / delta) of u is one of v, of precision delta / lambda.
-    Coordinates stay while a basis is learned: they are those of the basis as it was made.
+    (Eigenvalues below a millionth of the largest count as that: along those a step moves the weights by less.) Coordinates stay while a
+    basis is learned: they are those of the basis as it was made. Eigenvectors are unique only up to sign: checkpoints keep them.
     """
 
+    spectrum: Tensor
+    forth: Tensor
+    back: Tensor
+
     def __init__(self, phi: Tensor, across: bool):
+        super().__init__()
+        self.across = across
         spectrum, vectors = torch.linalg.eigh(phi.double() @ phi.double().mT)
         spectrum = spectrum.clamp_min(1e-6 * spectrum.max())
-        self.spectrum, self.across = spectrum.to(phi), across
-        self.forth, self.back = (vectors * spectrum.sqrt()).to(phi), (vectors / spectrum.sqrt()).mT.to(phi)
+        self.register_buffer("spectrum", spectrum.to(phi))
+        self.register_buffer("forth", (vectors * spectrum.sqrt()).to(phi))
+        self.register_buffer("back", (vectors / spectrum.sqrt()).mT.to(phi))
 
-    def unit(self) -> float:
-        """What steps of v are in, for steps of u in units of 1: the root mean square of what those move."""
-        return float(self.spectrum.mean().sqrt())
+    def unit(self, u: Tensor, size: float) -> float:
+        """The root mean square of v, or, of zeros, what steps of u of ``size`` move it by."""
+        return float(self.coordinates(u).square().mean().sqrt()) or size * float(self.spectrum.mean().sqrt())
 
     def coordinates(self, u: Tensor) -> Tensor:
         """v of u."""

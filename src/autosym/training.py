@@ -161,8 +161,9 @@ def fit(
     count, outputs = _check(model, data, evidence_data, likelihood, schedule)
     parameters = {site.name: site.parameter for site in owned}
     units = sizes(owned) if schedule.relative else None
-    framed = schedule.relative and schedule.optimiser == "adam" and math.isinf(nu)  # scales of rows are none in a frame
-    even = frames(owned) if framed else None
+    even = frames(owned, nu < math.inf) if schedule.relative and schedule.optimiser == "adam" else {}
+    for frame in even.values():
+        processes.make_same(frame)
     weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units, even)
     part, parts = processes.rank(), processes.count()
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment, part, parts)

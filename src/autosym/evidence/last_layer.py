@@ -213,6 +213,7 @@ def learn(
     precision: float = 1.0,
     point_estimate: bool = False,
     capture: bool = True,
+    tensor_cores: bool = True,
     seed: int = 0,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Fitted:
@@ -224,7 +225,7 @@ def learn(
     step, of widths twice in an epoch, by the slope since q has followed the last one (at a q of other widths the slope leads back to
     those). ``rate`` is that of q, which follows over 1 / ``rate`` epochs, and takes some passes over all data to its optimum at the end.
     ``point_estimate`` leaves out the variance of q and the KL: the training loss alone, by Adam (Fig. 5). On a GPU steps are recorded as
-    CUDA graphs, unless ``capture`` is False, and features are products by tensor cores (TF32) until the passes at the end.
+    CUDA graphs, unless ``capture`` is False, and with ``tensor_cores`` features are products in TF32 until the passes at the end.
     """
     check_repeatable(data)
     check_loader(data)
@@ -239,7 +240,7 @@ def learn(
     widths = [part.raw for part in parts if part.learn]
     natural = None if point_estimate else Natural(head, likelihood.to(device), count)
     adam, ranges = Adam(weights + ([head.mean, *likelihood.parameters()] if point_estimate else [])), Adam(widths)
-    steps = _Steps(features, head, likelihood, count, adam, ranges, natural)
+    steps = _Steps(features, head, likelihood, count, adam, ranges, natural, tensor_cores and device.type == "cuda")
     step, generator = Captured(steps, capture), torch.Generator(device).manual_seed(seed)
     done, position, new, lines = 0, 0.0, REFRESH, list[dict[str, Any]]()
     with asking(widths):
@@ -293,8 +294,9 @@ class _Steps:
         weights: Adam,
         widths: Adam,
         natural: Natural | None,
+        fast: bool,
     ):
-        self.features, self.head, self.likelihood, self.count = features, head, likelihood, count
+        self.features, self.head, self.likelihood, self.count, self.fast = features, head, likelihood, count, fast
         self.weights, self.widths, self.natural = weights, widths, natural
         self.slope = [torch.zeros_like(raw) for raw in widths.parameters]
         self.sum = torch.zeros((), dtype=torch.float64, device=head.mean.device)
@@ -309,7 +311,7 @@ class _Steps:
 
     def __call__(self, x: Tensor, y: Tensor, noise: Tensor) -> None:
         learned = [*self.weights.parameters, *self.widths.parameters]
-        with fast_products():
+        with fast_products(self.fast):
             phi = self.features(x)
         if self.natural is None:
             fit = self.likelihood.log_likelihood(self.likelihood.statistic(self.head(phi), y), len(x) * len(self.head.mean))
@@ -347,7 +349,7 @@ class _Steps:
         shift = torch.zeros_like(mean).requires_grad_()
         with torch.enable_grad():
             fit, curvature = _expected(mean + shift, variance, y, self.likelihood, noise)
-        with fast_products():
+        with fast_products(self.fast):
             slope, *gradients = torch.autograd.grad(fit, [shift, *learned])
         phi = phi.detach()
         weighted = curvature.detach().T[:, :, None].sqrt() * phi

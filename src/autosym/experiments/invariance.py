@@ -324,6 +324,9 @@ def _row(run: Run, several: Sequence[Mapping[str, Any]], place: int) -> dict[str
     }
 
 
+SHORT = {"degrees": "°", "pixels": " px", "factor": "x"}  # of units
+
+
 def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
     """The rows in the terminal; a cell that was not run, or is not published, is a dash."""
 
@@ -331,7 +334,7 @@ def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
         return "-" if value is None else f"{value:.{digits}f}"
 
     def learned(cell: Mapping[str, Any]) -> str:
-        return ", ".join(f"{name} {r['value']:.3g} {r['unit']}" for name, r in (cell["ranges"] or {}).items()) or "-"
+        return ", ".join(f"{name} {r['value']:.3g}{SHORT[r['unit']]}" for name, r in (cell["ranges"] or {}).items()) or "-"
 
     lines = [
         (

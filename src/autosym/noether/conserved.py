@@ -27,11 +27,14 @@ class Quadratic(nn.Module):
     that of x: A x moves a point the further the larger x is, and b does not.
     """
 
+    size: Tensor
+
     def __init__(self, dimension: int, quantities: int, std: float = 0.1, size: float = 1.0):
         super().__init__()
         check_even(dimension, "the phase space")
         self.raw = nn.Parameter(std * torch.randn(quantities, dimension, dimension))
-        self.shift, self.size = nn.Parameter(std * torch.randn(quantities, dimension)), size
+        self.shift = nn.Parameter(std * torch.randn(quantities, dimension))
+        self.register_buffer("size", torch.tensor(size))
 
     @classmethod
     def of(cls, A: Tensor, b: Tensor | None = None) -> "Quadratic":

@@ -130,5 +130,5 @@ class Regression(nn.Module):
 
 
 def stacked(conserved: Quadratic) -> Tensor:
-    """(A_k, b_k) as rows, (K, M M + M), b in its units. J is orthogonal: the singular values are those of the stack of generators."""
+    """(A_k, b_k / size) as rows, (K, M M + M). J is orthogonal: the singular values are those of generators, x in units of ``size``."""
     return torch.cat([conserved.A.flatten(1), conserved.shift], 1).detach()
