@@ -106,7 +106,7 @@ def test_a_resumed_run_moves_in_the_coordinates_it_began_in(tmp_path, monkeypatc
         values, vectors = ours(matrix)
         return values, -vectors
 
-    monkeypatch.setattr("autosym.sparse.torch.linalg.eigh", with_other_signs)
+    monkeypatch.setattr("autosym.coordinates.torch.linalg.eigh", with_other_signs)
     resumed = fit(sparse_network(), classification(), checkpoint=tmp_path / "c", resume=True, **options)
     assert untimed(whole.history) == untimed(resumed.history)
 

@@ -326,7 +326,7 @@ def test_a_checkpoint_whose_state_lacks_something_is_named(tmp_path):
         with pytest.raises(ValueError, match="its state of a random generator is none"):
             resume(tmp_path / "c")
     checkpoint.write(tmp_path / "c", {**tensors, "generator/noise": torch.zeros(16, dtype=torch.uint8)}, state)  # as of a GPU
-    with pytest.raises(ValueError, match="is of a run on another kind of device than cpu"):
+    with pytest.raises(ValueError, match="is of a run on a GPU, and this one is on a CPU"):
         resume(tmp_path / "c")
     for header in ({"version": "x"}, {"state": "[]"}, {"state": "{"}, {"state": None, "version": None}):
         whole = {"format": checkpoint.FORMAT, "version": str(checkpoint.VERSION), "state": "{}", **header}

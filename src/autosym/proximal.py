@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from autosym import processes
+from autosym.coordinates import Frame
 from autosym.likelihoods import Likelihood
 from autosym.priors import Prior
-from autosym.sparse import Frame
 
 
 class Weights:

@@ -15,8 +15,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autosym.averaging import Symmetrised
 from autosym.batching import all_finite
+from autosym.coordinates import Frame
 from autosym.paths import Bias, Conv, Dense, Path, form_of
-from autosym.sparse import Frame, Sparse, SparseConv, SparseIn, SparseOut, Tangents
+from autosym.sparse import Sparse, SparseConv, SparseIn, SparseOut, Tangents
 
 
 class Definition(Protocol):
