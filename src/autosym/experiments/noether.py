@@ -90,15 +90,15 @@ BODIES = {
     "iterations": 1,
     "batch": 10,
     "epochs": 1500,
-    "warmup": 200,
+    "warmup": 400,
     "taus": 32,
     "weights": 1,
     "layers": 4,
     "width": 250,
-    "start": 0.001,
+    "start": 5e-4,
     "size": 6.0,
     "lr": 1e-3,
-    "quantities_lr": 2e-3,  # faster, and flows scramble what the network has learned before they are of use
+    "quantities_lr": 4e-3,  # faster, and flows scramble what the network has learned before they are of use
     **MANY,
 }
 ONE = {"std": 0.1}  # so few data leave weights wide: from 0.01 the KL takes many times as long to come down
