@@ -152,6 +152,7 @@ def table(results: Path, json: bool) -> None:
         "moved_mse": "moved MSE",
         "paper_moved_mse": "paper  ",
         "least_parallelness": "parallel",
+        "epochs": "epochs",
         "seconds": "s",
     }
     text = lambda value: "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)  # noqa: E731
