@@ -155,6 +155,6 @@ def table(results: Path, json: bool) -> None:
         "epochs": "epochs",
         "seconds": "s",
     }
-    text = lambda value: "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)  # noqa: E731
+    text = lambda value: "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)  # noqa: E731
     lines = [[text(row[key]) for key in columns] for row in found]
     print_table("Noether's razor: ours and the paper's (- is not run, or not published)", list(columns.values()), lines)
