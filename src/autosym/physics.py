@@ -143,8 +143,6 @@ def table(results: Path, json: bool) -> None:
         print(json_format.dumps({"rows": found}))
         return
     columns = {
-        "system": "system",
-        "model": "model",
         "negative_elbo": "-ELBO/N",
         "paper_negative_elbo": "paper",
         "test_mse": "test MSE",
@@ -155,6 +153,9 @@ def table(results: Path, json: bool) -> None:
         "epochs": "epochs",
         "seconds": "s",
     }
-    text = lambda value: "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)  # noqa: E731
-    lines = [[text(row[key]) for key in columns] for row in found]
-    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", list(columns.values()), lines)
+
+    def text(key: str, value: float | int | None) -> str:
+        return "-" if value is None else f"{value:.0f}" if key in ("epochs", "seconds") else f"{value:.{3 if 'mse' in key else 4}g}"
+
+    lines = [[f"{row['system']}: {row['model']}", *(text(key, row[key]) for key in columns)] for row in found]
+    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", ["run", *columns.values()], lines)
