@@ -155,7 +155,13 @@ def table(results: Path, json: bool) -> None:
     }
 
     def text(key: str, value: float | int | None) -> str:
-        return "-" if value is None else f"{value:.0f}" if key in ("epochs", "seconds") else f"{value:.{3 if 'mse' in key else 4}g}"
+        return (
+            "-"
+            if value is None
+            else f"{value:.0f}"
+            if key in ("epochs", "seconds")
+            else f"{value:.{3 if 'mse' in key else 4}g}"
+        )
 
     lines = [[f"{row['system']}: {row['model']}", *(text(key, row[key]) for key in columns)] for row in found]
     print_table("Noether's razor: ours and the paper's (- is not run, or not published)", ["run", *columns.values()], lines)
