@@ -142,26 +142,18 @@ def table(results: Path, json: bool) -> None:
     if json:
         print(json_format.dumps({"rows": found}))
         return
-    columns = {
-        "negative_elbo": "-ELBO/N",
-        "paper_negative_elbo": "paper",
-        "test_mse": "test MSE",
-        "paper_test_mse": "paper ",
-        "moved_mse": "moved MSE",
-        "paper_moved_mse": "paper  ",
-        "least_parallelness": "parallel",
-        "epochs": "epochs",
-        "seconds": "s",
+    columns = {  # title, format
+        "negative_elbo": ("-ELBO/N", ".4g"),
+        "paper_negative_elbo": ("paper", ".4g"),
+        "test_mse": ("test MSE", ".3g"),
+        "paper_test_mse": ("paper ", ".3g"),
+        "moved_mse": ("moved MSE", ".3g"),
+        "paper_moved_mse": ("paper  ", ".3g"),
+        "least_parallelness": ("parallel", ".4g"),
+        "epochs": ("epochs", "d"),
+        "seconds": ("s", ".0f"),
     }
-
-    def text(key: str, value: float | int | None) -> str:
-        return (
-            "-"
-            if value is None
-            else f"{value:.0f}"
-            if key in ("epochs", "seconds")
-            else f"{value:.{3 if 'mse' in key else 4}g}"
-        )
-
-    lines = [[f"{row['system']}: {row['model']}", *(text(key, row[key]) for key in columns)] for row in found]
-    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", ["run", *columns.values()], lines)
+    numbers = [["-" if row[key] is None else format(row[key], kind) for key, (_, kind) in columns.items()] for row in found]
+    lines = [[f"{row['system']}: {row['model']}", *own] for row, own in zip(found, numbers, strict=True)]
+    titles = ["run", *(title for title, _ in columns.values())]
+    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", titles, lines)
