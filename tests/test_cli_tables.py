@@ -149,7 +149,7 @@ def test_a_run_without_its_data_says_where_they_may_be(capsys, tmp_path, publish
 
 
 PUBLISHED_ROW = {"name", "task", "dataset", "model", "prior", "method", "accuracy", "nll", "evidence", "seconds", "spread"}
-PUBLISHED_ROW |= {"seeds", "epochs", "shares", "paper_accuracy", "paper_nll", "paper_evidence"}
+PUBLISHED_ROW |= {"seeds", "epochs", "shares", "paper_accuracy", "paper_nll", "paper_evidence", "paper_shares"}
 
 
 @pytest.mark.parametrize(("number", "module"), [("1", table1), ("2", table2), ("3", table3), ("table3", table3)])
@@ -200,6 +200,21 @@ def test_published_tables_for_people(capsys, tmp_path):
     assert ["s-conv", "omega", "evidence", "-", "81.20", "-", "0.549", "-", "-1.055", "-", "-"] in [
         [cell for _, cell in row] for row in second
     ]
+
+
+def test_learned_shares_stand_beside_the_published_ones(capsys, tmp_path):
+    run = table3.RUNS["table3/rotated-mnist/evidence"]
+    shares = {"f-fc": (0.2, 0.4), "conv": (0.3, 0.1), "gconv:c4": (0.5, 0.5)}  # by layer: their means are 30, 20 and 50 %
+    symmetry = [{"path": path, "share": share} for path, both in shares.items() for share in both]
+    row = {"accuracy": 97.0, "nll": 0.1, "evidence": -0.5, "seconds": 12.0, "parameters": 5}
+    result = {"row": row, "config": run.__dict__, "symmetry": symmetry, "provenance": {"device": "D"}}
+    running.write(result, tmp_path / f"{run.file}.json")
+    second = shown(capsys, "table", "3", "--results", tmp_path).out.split("Learned by evidence")[1]
+    rows = {row[0][1]: row[1:] for row in printed(second)}
+    assert set(rows) == {run.task for run in table3.RUNS.values()}
+    columns = ("f-fc", "paper", "conv", "paper", "gconv:c4", "paper")
+    assert rows["rotated-mnist"] == list(zip(columns, ("30", "8", "20", "8", "50", "83"), strict=True))
+    assert [cell for _, cell in rows["mnist"]] == ["-", "10", "-", "15", "-", "75"]
 
 
 def test_a_table_is_drawn_on_request(capsys, tmp_path, published):

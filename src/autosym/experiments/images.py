@@ -146,7 +146,7 @@ def keep(result: dict[str, Any], file: Path) -> None:
 
 
 def rows(
-    table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, float]], results: Path = RESULTS
+    table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, Any]], results: Path = RESULTS
 ) -> list[dict[str, Any]]:
     """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none.
 
@@ -190,13 +190,14 @@ def figure(table: str, path: Path, results: Path = RESULTS) -> None:
         title = f"{run['task'].replace('+', ' and ')}: {run['model']}, {accuracy:.1f} %"
         draw_shares(axes[0][column], result["symmetry"], title)
         draw_precisions(axes[1][column], result["symmetry"], "")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    legend = {label: bar for axis in axes[0] for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(legend.values(), legend, loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def _row(run: Run, results: Sequence[dict], paper: Mapping[str, float]) -> dict[str, Any]:
+def _row(run: Run, results: Sequence[dict], paper: Mapping[str, Any]) -> dict[str, Any]:
     cells = [result["row"] for result in results]
     mean = {
         key: statistics.fmean(cell[key] for cell in cells) if cells else None
@@ -217,7 +218,7 @@ def _row(run: Run, results: Sequence[dict], paper: Mapping[str, float]) -> dict[
         "epochs": results[0]["config"]["epochs"] if results else None,
         "device": results[0]["provenance"]["device"] if results else None,
         "shares": mean_shares(results[0]["symmetry"]) if results else None,
-        **{f"paper_{key}": paper.get(key) for key in ("accuracy", "nll", "evidence")},
+        **{f"paper_{key}": paper.get(key) for key in ("accuracy", "nll", "evidence", "shares")},
     }
 
 
@@ -226,6 +227,9 @@ def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
 
     def cell(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
+
+    def percent(shares: Mapping[str, float] | None, path: str) -> float | None:
+        return None if shares is None else 100 * shares[path]
 
     shown = []
     for row in found:
@@ -250,6 +254,15 @@ def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
     wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
     lines = [[row[c] for c in wanted] for row in shown]
     print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
+    chosen = [row for row in found if row["paper_shares"]]
+    if chosen:
+        paths = list(chosen[0]["paper_shares"])
+        lines = [
+            [row["task"], *(cell(percent(row[key], p), 0) for p in paths for key in ("shares", "paper_shares"))]
+            for row in chosen
+        ]
+        title = "Learned by evidence: share of each path in the effective parameters of a layer, mean over layers (%)"
+        print_table(title, ["data", *(column for p in paths for column in (p, "paper"))], lines)
 
 
 def mean_shares(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -12,12 +12,17 @@ _NUMBERS = {
     "rotated-cifar-10": (5.953, 48.30, 1.236, 55.68, 1.630, (4, 14, 82)),
 }
 RUNS = {run.name: run for run in (Run("table3", task, MODEL, k, width=2) for task in _NUMBERS for k in ("map", "evidence"))}
+
+
+def _by_path(shares: tuple[int, int, int]) -> dict[str, float]:
+    return {path: share / 100 for path, share in zip(("f-fc", "conv", "gconv:c4"), shares, strict=True)}
+
+
 PAPER = {
     (task, MODEL, "theta", method): numbers
-    for task, (nll, accuracy, nll_2, accuracy_2, evidence, _) in _NUMBERS.items()
+    for task, (nll, accuracy, nll_2, accuracy_2, evidence, shares) in _NUMBERS.items()
     for method, numbers in (
         ("map", {"nll": nll, "accuracy": accuracy}),
-        ("evidence", {"nll": nll_2, "accuracy": accuracy_2, "evidence": -evidence}),
+        ("evidence", {"nll": nll_2, "accuracy": accuracy_2, "evidence": -evidence, "shares": _by_path(shares)}),
     )
 }
-SHARES = {task: dict(zip(("f-fc", "conv", "gconv:c4"), numbers[-1], strict=True)) for task, numbers in _NUMBERS.items()}
