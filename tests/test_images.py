@@ -261,7 +261,7 @@ def stored(results, run, accuracy, **row):
 
 
 ROW = {"name", "task", "dataset", "model", "prior", "method", "accuracy", "nll", "evidence", "seconds", "spread", "seeds"}
-ROW |= {"parameters", "epochs", "device", "shares", "paper_accuracy", "paper_nll", "paper_evidence"}
+ROW |= {"parameters", "epochs", "device", "shares", "paper_accuracy", "paper_nll", "paper_evidence", "paper_shares"}
 
 
 def test_rows_are_means_over_seeds_with_their_spread(tmp_path):
