@@ -179,6 +179,12 @@ class Stream:
             self.resident = (x, y)
             self.data = self.resident
 
+    @property
+    def together(self) -> int:
+        """How many samples all processes take at a step: as the loader says, if it does."""
+        own = getattr(self.data, "batch_size", None) or self.batch_size
+        return own * self.parts if self.parts > 1 and is_sharded(self.data) else own
+
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch."""
         self.shown = 0

@@ -1,10 +1,11 @@
 """How a fit proceeds: rates, batches, and when and how evidence moves the prior (the study behind the defaults: docs/schedule.md)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Step = Literal["mackay", "gradient", "none"]
+LR = 0.05  # relative to the initial size of weights, in a long run
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,10 @@ class Schedule:
     epochs: int = 100
     batch_size: int = 64
     optimiser: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.05  # of Adam in units of the initial size (root mean square) of each path's weights, so that all move alike;
-    relative: bool = True  # if False, and with SGD, in units of the weights themselves
+    lr: float | None = None  # of Adam in units of the initial size (root mean square) of each path's weights, so that all move
+    relative: bool = (
+        True  # alike; if False, and with SGD, in units of the weights themselves. None: as the run is long (``for_steps``)
+    )
     momentum: float = 0.9
     warmup: float = 0.05  # the part of the run over which the rate rises from 0, before it falls as a cosine
     clip: float = math.inf  # of the norm of the likelihood's gradient
@@ -40,7 +43,7 @@ class Schedule:
                 ("epochs", self.epochs >= 1, "at least 1"),
                 ("batch_size", self.batch_size >= 1, "at least 1"),
                 ("optimiser", self.optimiser in ("adam", "sgd"), "'adam' or 'sgd'"),
-                ("lr", 0 < self.lr < math.inf, "positive"),
+                ("lr", self.lr is None or 0 < self.lr < math.inf, "positive"),
                 ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
                 ("warmup", 0 <= self.warmup < 1, "in [0, 1)"),
                 ("clip", self.clip > 0, "positive"),
@@ -77,10 +80,20 @@ class Schedule:
         }
         return Schedule(epochs, **(published | changes))
 
+    def for_steps(self, steps: int) -> "Schedule":
+        """With a rate for a run of so many steps, if it has none: 0.05 from 8,000 on, more in shorter ones, 0.1 below 2,000.
+
+        Short runs have no time for small steps; long ones diverge at 0.1. Rates in units of the weights themselves are 0.05.
+        """
+        if self.lr is not None:
+            return self
+        longer = math.sqrt(8000 / max(steps, 1)) if self.relative and self.optimiser == "adam" else 1.0
+        return replace(self, lr=LR * min(2.0, max(1.0, longer)))
+
     def rate(self, done: float) -> float:
         """The rate when the part ``done`` of the run is over: up to ``lr``, then down as a cosine."""
         warm = min(1.0, (done + 1e-3) / self.warmup) if self.warmup else 1.0
-        return self.lr * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
+        return (LR if self.lr is None else self.lr) * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
 
     def evidence_epochs(self) -> range:
         """The epochs, counted from 1, that end with an evidence step."""

@@ -175,6 +175,7 @@ def fit(
         evidence_epochs = schedule.evidence_epochs()
     if ranges.learned and schedule.kernel is not None:
         raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
+    schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
     config = {"schedule": repr(schedule), "seed": seed, "samples": count}
     config |= {"checksum of the data": _checksum(data) if checkpoint else None}
     state = State(model, prior, likelihood, weights, stream, config, ranges.tensors())
