@@ -70,7 +70,9 @@ def test_contents_are_strict_json_and_equal_the_fit(fitted):
     assert said["effective_parameters"] == pytest.approx(float(fit.laplace.effective_parameters(fit.prior).detach().sum()))
     assert said["samples"] == 24
     assert said["history"] == fit.history
-    assert said["command"].startswith("autosym.fit(model, data, 'categorical', epochs=6, burn_in=0, every=1, seed=3)  #")
+    assert said["command"].startswith(
+        "autosym.fit(model, data, 'categorical', epochs=6, lr=0.1, burn_in=0, every=1, seed=3)  #"
+    )
     assert said["provenance"]["autosym"] == autosym.__version__
     direct = autosym.equivariance_error(fit.model, findings.GROUPS_SHOWN, data)
     assert [row["error"] for row in said["equivariance"]] == [row.error for row in direct]

@@ -272,6 +272,28 @@ def test_a_schedule_may_be_given_and_changed():
     assert len(fit.history) == 3
 
 
+def test_the_rate_is_larger_in_a_short_run():
+    rates = {steps: Schedule().for_steps(steps).lr for steps in (0, 100, 2000, 4000, 8000, 10**6)}
+    assert rates == pytest.approx({0: 0.1, 100: 0.1, 2000: 0.1, 4000: 0.05 * 2**0.5, 8000: 0.05, 10**6: 0.05})
+    for fixed in (Schedule(lr=0.03), Schedule.paper(10)):
+        assert fixed.for_steps(10) is fixed
+    for plain in (Schedule(optimiser="sgd"), Schedule(relative=False)):
+        assert plain.for_steps(10).lr == 0.05
+
+
+LR_OF_4800 = 0.05 * (8000 / 4800) ** 0.5
+
+
+@pytest.mark.parametrize(("batch_size", "of_loader", "lr"), [(1, None, LR_OF_4800), (1, 12, 0.1), (24, 1, LR_OF_4800)])
+def test_a_fit_takes_the_rate_of_its_number_of_steps(batch_size, of_loader, lr):
+    """Of 24 samples and 200 epochs, in batches of fit or of the loader."""
+    data = draw("categorical", 24)
+    if of_loader:
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), of_loader)
+    fit = autosym.fit(mlp(5, 4, 3), data, epochs=200, batch_size=batch_size, step="none")
+    assert fit.schedule.lr == pytest.approx(lr)
+
+
 def test_the_published_schedule_by_its_name():
     fit = autosym.fit(mlp(5, 4, 3), draw("categorical", 12), schedule="paper", epochs=7, lr=0.03)
     assert fit.schedule == Schedule.paper(7, lr=0.03)
