@@ -15,10 +15,8 @@ class Schedule:
     epochs: int = 100
     batch_size: int = 64
     optimiser: Literal["adam", "sgd"] = "adam"
-    lr: float | None = None  # of Adam in units of the initial size (root mean square) of each path's weights, so that all move
-    relative: bool = (
-        True  # alike; if False, and with SGD, in units of the weights themselves. None: as the run is long (``for_steps``)
-    )
+    lr: float | None = None  # by default as the run is long (``for_steps``). Of Adam in units of the initial size (root mean
+    relative: bool = True  # square) of each path's weights, so that all move alike; if False, and with SGD, of the weights
     momentum: float = 0.9
     warmup: float = 0.05  # the part of the run over which the rate rises from 0, before it falls as a cosine
     clip: float = math.inf  # of the norm of the likelihood's gradient
@@ -87,8 +85,8 @@ class Schedule:
         """
         if self.lr is not None:
             return self
-        longer = math.sqrt(8000 / max(steps, 1)) if self.relative and self.optimiser == "adam" else 1.0
-        return replace(self, lr=LR * min(2.0, max(1.0, longer)))
+        gain = math.sqrt(8000 / max(steps, 1)) if self.relative and self.optimiser == "adam" else 1.0
+        return replace(self, lr=LR * min(2.0, max(1.0, gain)))
 
     def rate(self, done: float) -> float:
         """The rate when the part ``done`` of the run is over: up to ``lr``, then down as a cosine."""
