@@ -232,10 +232,10 @@ def test_what_belongs_beside_a_table():
 
 
 def test_hardly_better_than_guessing_is_a_caution():
-    """At 5 % better than guessing one of four classes; at 20 % it is none."""
+    """At 5 % better than guessing one of four classes; at 25 % it is none."""
     known = {"likelihood": "categorical", "samples": 100, "outputs": 4, "schedule": {"step": "mackay"}, "history": []}
     chance = -100 * math.log(4)
     (said,) = wording.doubts(known | {"evidence": {"log_evidence": 0.95 * chance}})
     assert said.startswith("The evidence is 5% better than guessing, which is little")
-    assert wording.doubts(known | {"evidence": {"log_evidence": 0.8 * chance}}) == []
+    assert wording.doubts(known | {"evidence": {"log_evidence": 0.75 * chance}}) == []
     assert wording.gained(chance, 100, 4) == 0.0
