@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from autosym.experiments import images, table1, table3
 from autosym.experiments.images import Run
+from autosym.schedules import Schedule
 from test_images import RUNS, TABLES, recomputed
 
 # ---- the paper's numbers, as they are printed
@@ -89,9 +91,20 @@ def test_a_result_is_of_a_run_with_its_labels_beside_it(path):
     result = json.loads(path.read_text())
     run = Run(**result["config"])
     assert path == path.parent.parent / f"{run.file}.json"
-    assert run.name in RUNS
     assert path.with_suffix(".npy").exists()
     assert result["provenance"]["commit"]
+
+
+@pytest.mark.skipif(not KEPT, reason="there are no results")
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_result_has_the_settings_that_its_command_has(path):
+    """`autosym run NAME` gives what is kept, but for rounding; when evidence steps are is the same also where it was said otherwise."""
+    run = Run(**json.loads(path.read_text())["config"])
+    expected = replace(RUNS[run.name], seed=run.seed)
+    assert replace(run, every=None) == replace(expected, every=None)
+    if run.method == "evidence":
+        steps = [Schedule(epochs=run.epochs, every=every).evidence_epochs() for every in (run.every, expected.every)]
+        assert steps[0] == steps[1]
 
 
 @pytest.mark.skipif(not KEPT, reason="there are no results")

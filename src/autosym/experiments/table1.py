@@ -3,12 +3,15 @@
 from autosym.experiments.images import Run
 
 TASKS = ("digit", "digit+quadrant")
-CELLS = [
-    Run("table1", task, model, method)
-    for model in ("fc", "conv", "f-fc+conv")
-    for method in ("map", "evidence")
-    for task in TASKS
-]
+SETTINGS: dict[tuple[str, str], dict] = {
+    ("fc", "map"): {"epochs": 20},
+    ("fc", "evidence"): {"epochs": 20, "every": 5},
+    ("conv", "map"): {"epochs": 40},
+    ("conv", "evidence"): {"epochs": 40, "every": 5},
+    ("f-fc+conv", "map"): {"epochs": 80},
+    ("f-fc+conv", "evidence"): {"epochs": 100},
+}
+CELLS = [Run("table1", task, model, method, **settings) for (model, method), settings in SETTINGS.items() for task in TASKS]
 RUNS = {run.name: run for run in CELLS}
 
 # Test accuracy as published; evidence is there called differentiable Laplace. The learned network by MAP is not in the paper.

@@ -2,21 +2,23 @@
 
 from autosym.experiments.images import Run
 
-CELLS = [
-    ("fc", "theta"),
-    ("conv", "theta"),
-    ("fc+conv", "theta"),
-    ("f-fc", "theta"),
-    ("f-fc+conv", "theta"),
-    ("s-fc", "u"),
-    ("s-conv", "u"),
-    ("s-fc+s-conv", "u"),
-    ("s-fc", "omega"),
-    ("s-conv", "omega"),
-    ("s-fc+s-conv", "omega"),
-]
+SETTINGS: dict[tuple[str, str], dict] = {
+    ("fc", "theta"): {"epochs": 20, "every": 5},
+    ("conv", "theta"): {"epochs": 400, "every": 5},
+    ("fc+conv", "theta"): {"epochs": 20, "every": 5},
+    ("f-fc", "theta"): {"epochs": 150},
+    ("f-fc+conv", "theta"): {"epochs": 400, "every": 5, "lr": 0.03},
+    ("s-fc", "u"): {"epochs": 100},
+    ("s-conv", "u"): {"epochs": 200},
+    ("s-fc+s-conv", "u"): {"epochs": 200},
+    ("s-fc", "omega"): {"epochs": 60},
+    ("s-conv", "omega"): {"epochs": 100},
+    ("s-fc+s-conv", "omega"): {"epochs": 100},
+}
 RUNS = {
-    run.name: run for run in (Run("table2", "cifar-10", m, k, p, epochs=300) for m, p in CELLS for k in ("map", "evidence"))
+    run.name: run
+    for (model, prior), settings in SETTINGS.items()
+    for run in (Run("table2", "cifar-10", model, method, prior, **settings) for method in ("map", "evidence"))
 }
 
 # MAP: test NLL, test accuracy; evidence: test NLL, test accuracy, -log evidence per sample. As published.
