@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import autosym
 from autosym import batching
@@ -320,3 +320,10 @@ def test_batches_of_tensors_are_copies(shuffle):
         targets.zero_()
     assert torch.equal(x[:, 0], torch.arange(6.0))
     assert torch.equal(y, torch.arange(6))
+
+
+def test_a_loader_that_shows_every_process_its_part_takes_the_batches_of_all_together():
+    dataset = TensorDataset(torch.zeros(24, 5), torch.zeros(24))
+    sharded = DataLoader(dataset, 3, sampler=DistributedSampler(dataset, 2, 0))
+    for data, parts, together in ((sharded, 1, 3), (sharded, 2, 6), (dataset, 2, 8)):
+        assert Stream(data, 8, mlp(5, 4, 3), lambda y: None, seed=0, parts=parts).together == together

@@ -118,3 +118,13 @@ def test_the_accuracy_of_a_result_follows_from_its_labels(path):
     assert accuracy == pytest.approx(result["row"]["accuracy"], abs=1e-9)
     error = math.sqrt(accuracy * (100 - accuracy) / (len(expected) - 1))
     assert result["row"]["standard_error"] == pytest.approx(error, rel=1e-6)
+
+
+def test_the_legend_of_a_figure_has_the_paths_of_every_network(tmp_path, monkeypatch):
+    """Of Table 2 as it is kept: factored and sparse networks, side by side."""
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
+    images.figure("table2", tmp_path / "table2.png", Path(__file__).parent.parent / "results")
+    named = {text.get_text() for text in drawn[0].legends[0].get_texts()}
+    assert named == {"conv (symmetric)", "f-fc (free)", "s-conv (symmetric)", "s-fc (free)"}

@@ -289,7 +289,7 @@ def test_a_fit_takes_the_rate_of_its_number_of_steps(batch_size, of_loader, lr):
     """Of 24 samples and 200 epochs, in batches of fit or of the loader."""
     data = draw("categorical", 24)
     if of_loader:
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), of_loader)
+        data = DataLoader(TensorDataset(*data), of_loader)
     fit = autosym.fit(mlp(5, 4, 3), data, epochs=200, batch_size=batch_size, step="none")
     assert fit.schedule.lr == pytest.approx(lr)
 
