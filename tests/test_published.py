@@ -98,7 +98,7 @@ def test_a_result_is_of_a_run_with_its_labels_beside_it(path):
 @pytest.mark.skipif(not KEPT, reason="there are no results")
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_result_has_the_settings_that_its_command_has(path):
-    """`autosym run NAME` gives what is kept, but for rounding; when evidence steps are is the same also where it was said otherwise."""
+    """Network, data, rate and length of `autosym run NAME`, and when its evidence steps are, in whichever words."""
     run = Run(**json.loads(path.read_text())["config"])
     expected = replace(RUNS[run.name], seed=run.seed)
     assert replace(run, every=None) == replace(expected, every=None)
