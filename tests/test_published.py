@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autosym.experiments import images, table1, table3
+from autosym.experiments import images, table1, table2, table3
 from autosym.experiments.images import Run
 from autosym.schedules import Schedule
 from test_images import RUNS, TABLES, recomputed
@@ -125,6 +125,8 @@ def test_the_legend_of_a_figure_has_the_paths_of_every_network(tmp_path, monkeyp
     figures = pytest.importorskip("matplotlib.figure")
     drawn = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
-    images.figure("table2", tmp_path / "table2.png", Path(__file__).parent.parent / "results")
+    images.figure("table2", table2.RUNS, tmp_path / "table2.png", Path(__file__).parent.parent / "results")
+    titles = [axis.get_title() for axis in drawn[0].axes]
+    assert sum("prior on u" in title for title in titles) == sum("prior on omega" in title for title in titles) == 1
     named = {text.get_text() for text in drawn[0].legends[0].get_texts()}
-    assert named == {"conv (symmetric)", "f-fc (free)", "s-conv (symmetric)", "s-fc (free)"}
+    assert named == {"conv (symmetric)", "fc (free)", "f-fc (free)", "s-conv (symmetric)", "s-fc (free)"}

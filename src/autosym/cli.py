@@ -372,7 +372,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
     if name in invariance.TABLES or number in TABLES:
         if number in TABLES:
             found = images.rows(f"table{number}", TABLES[number].RUNS, TABLES[number].PAPER, folder)
-            draw, show = partial(images.figure, f"table{number}"), partial(images.show, number)
+            draw, show = partial(images.figure, f"table{number}", TABLES[number].RUNS), partial(images.show, number)
         else:
             found = invariance.rows(name, folder)
             draw, show = partial(invariance.figure, name), partial(invariance.show, name)

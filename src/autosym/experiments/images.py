@@ -170,24 +170,23 @@ def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, lis
     return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
 
 
-def figure(table: str, path: Path, results: Path = RESULTS) -> None:
+def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESULTS) -> None:
     """The symmetry that every network with a choice learned by evidence (first seed): shares and precisions by layer."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    learned = [
-        found[0]
-        for found in stored(table, results, Run).values()
-        if found[0]["config"]["method"] == "evidence" and len({p["path"] for p in found[0]["symmetry"]}) > 1
-    ]
+    found = stored(table, results, Run)
+    first = [found[name][0] for name, run in runs.items() if name in found and run.method == "evidence"]
+    learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
     if not learned:
         raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
     figure, axes = plt.subplots(2, len(learned), figsize=(6 * len(learned), 7.5), layout="constrained", squeeze=False)
     for column, result in enumerate(learned):
         run, accuracy = result["config"], result["row"]["accuracy"]
-        title = f"{run['task'].replace('+', ' and ')}: {run['model']}, {accuracy:.1f} %"
+        prior = {"theta": "", "u": ", prior on u", "omega": ", prior on omega"}[run["prior"]]
+        title = f"{run['task'].replace('+', ' and ')}: {run['model']}{prior}, {accuracy:.1f} %"
         draw_shares(axes[0][column], result["symmetry"], title)
         draw_precisions(axes[1][column], result["symmetry"], "")
     legend = {label: bar for axis in axes[0] for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
