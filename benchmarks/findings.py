@@ -17,7 +17,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def truth(result: dict) -> str:
     head = ""
-    for name, counts in (("all", result), ("with more evidence than guessing", result["learned"])):
+    kinds = {"all": result, "those with more evidence than guessing": result["learned"], "comparisons": result["compared"]}
+    for name, counts in kinds.items():
         low, high = counts["interval"]
         head += f"Of {name}: {counts['right']} of {counts['cases']} right ({low:.0%} to {high:.0%}), "
         head += f"{counts['wrongly_found']} wrongly found, {counts['wrongly_missed']} wrongly missed.\n\n"

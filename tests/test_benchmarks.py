@@ -47,11 +47,12 @@ def test_planted_digits_have_labels_of_the_question(question, symmetric):
 
 
 def test_counts_and_intervals_of_the_truth():
-    line = {"question": "turned", "samples": 5, "strength": 1.0, "learned": True}
+    line = {"question": "turned", "samples": 5, "strength": 1.0, "learned": True, "compared": False}
     cases = [line | {"symmetric": s, "said": a, "right": s == a} for s, a in ((True, True), (True, False), (False, True))]
     cases[1]["learned"] = False
-    found = truth.summary(cases)
+    found = truth.summary([*cases, cases[2] | {"compared": True}])
     assert found["learned"]["cases"] == 2
+    assert found["compared"]["wrongly_found"] == 1
     assert [found[name] for name in ("cases", "right", "wrongly_found", "wrongly_missed")] == [3, 1, 1, 1]
     low, high = truth.interval(95, 100)
     assert (round(low, 3), round(high, 3)) == (0.888, 0.978)  # Wilson's, as tables give it
@@ -152,4 +153,6 @@ def test_tables_of_findings_are_made_of_the_files_that_are_there(capsys):
     for name in findings.TABLES:
         assert f"## {name}\n" in shown
     counted = {"cases": 1, "right": 1, "wrongly_found": 0, "wrongly_missed": 0, "interval": (0.2, 1.0)}
-    assert "| turned | 1 of 1 | 0 | 0 |" in findings.truth(counted | {"learned": counted, "by_kind": {"turned": counted}})
+    assert "| turned | 1 of 1 | 0 | 0 |" in findings.truth(
+        counted | {"learned": counted, "compared": counted, "by_kind": {"turned": counted}}
+    )

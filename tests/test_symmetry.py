@@ -112,6 +112,7 @@ def test_a_path_that_is_frozen_in_part_has_no_share(part):
     assert math.isnan(rows["blocks.0", "f-fc"].share)
     assert rows["blocks.0", "f-fc"].effective_parameters > 0
     assert math.isnan(table.free_share()["blocks.0"])
+    assert math.isnan(table.network_share())
     assert 0 < table.free_share()["blocks.1"] < 1
 
 
@@ -122,6 +123,37 @@ def test_free_share_adds_the_free_paths_of_each_layer():
     for layer in ("blocks.0", "blocks.1"):
         assert table.free_share()[layer] == pytest.approx(shares[layer, "fc"] + shares[layer, "f-fc"], abs=1e-15)
         assert 0 < table.free_share()[layer] < 1
+
+
+def test_broken_share_counts_convolutions_where_a_group_is_asked_for():
+    model = relaxed("f-fc+conv+gconv:c4")
+    table = symmetry(model, *reversed(taken(model)))
+    shares = {(p.layer, p.path): p.share for p in table}
+    for layer in ("blocks.0", "blocks.1"):
+        free, plain = shares[layer, "f-fc"], shares[layer, "conv"]
+        assert table.broken_share("c4")[layer] == pytest.approx(free + plain, abs=1e-15)
+        assert table.broken_share("translations")[layer] == pytest.approx(free, abs=1e-15)
+        assert free > 0.01
+        assert plain > 0.01
+    with pytest.raises(ValueError, match="no layer has a path for 'c8': there are translations, c4"):
+        table.broken_share("c8")
+
+
+def test_a_larger_group_keeps_a_smaller_one():
+    model = relaxed("conv+gconv:c4+gconv:d4")
+    table = symmetry(model, *reversed(taken(model)))
+    shares = {(p.layer, p.path): p.share for p in table}
+    assert table.broken_share("c4")["blocks.1"] == pytest.approx(shares["blocks.1", "conv"], abs=1e-15)
+    rows = {group: sum(p.effective_parameters for p in table if p.path not in keeps) for group, keeps in (
+        ("c4", ("gconv:c4", "gconv:d4")), ("d4", ("gconv:d4",)), ("translations", ("conv", "gconv:c4", "gconv:d4")))}  # fmt: skip
+    whole = sum(p.effective_parameters for p in table)
+    for group, broken in rows.items():
+        assert table.network_share(group) == pytest.approx(broken / whole, abs=1e-12)
+    assert 0 == rows["translations"] < rows["c4"] < rows["d4"] < whole
+    assert f"of the whole network: 0.0% not equivariant to translations, {rows['c4'] / whole:.1%} not equivariant to c4" in str(
+        table
+    )
+    assert table.broken_share("d4")["blocks.1"] == pytest.approx(1 - shares["blocks.1", "gconv:d4"], abs=1e-12)
 
 
 @pytest.mark.parametrize(("name", "share"), [("conv", 0.0), ("fc", 1.0), ("f-fc", 1.0)])
@@ -142,9 +174,10 @@ def test_a_huge_precision_takes_the_share():
 def test_the_table_prints_a_row_per_path():
     model = relaxed()
     table = symmetry(model, *reversed(taken(model)))
-    head, rule, *rows = str(table).splitlines()
+    head, rule, *rows, whole = str(table).splitlines()
     assert head.split()[:2] == ["layer", "path"]
     assert set(rule) == {"-"}
+    assert whole == f"of the whole network: {table.network_share():.1%} not equivariant to translations"
     assert len(rows) == 4
     for row, path in zip(rows, table, strict=True):
         words = row.split()

@@ -64,7 +64,25 @@ def test_the_headline_without_a_choice():
     assert "not learned" in wording.headline(network(0.0), learned=False)
     assert "became" not in wording.headline(network(0.0), learned=False)
     assert wording.headline([path()], learned=False) == wording.headline([path()])
-    assert wording.layers(network(0.4), learned=False)[0]["words"] == "has 40 % free parameters, at fixed precisions"
+    assert wording.layers(network(0.4), learned=False)[0]["words"] == "has 40 % of its parameters free, at fixed precisions"
+
+
+def test_a_convolution_beside_a_group_convolution_is_a_choice():
+    rows = [
+        path(name, f"l{i}", s) for i, p in enumerate((0.0, 0.03, 0.4, 0.6)) for name, s in (("conv", p), ("gconv:c4", 1 - p))
+    ]
+    assert wording.headline(rows) == (
+        "Layer 1 became equivariant to translations and c4; layer 2 is nearly equivariant to translations and c4 (3 % in plain "
+        "convolutions); layers 3 and 4 are not equivariant to translations and c4, to translations alone (40 to 60 % in plain "
+        "convolutions)."
+    )
+    assert wording.layers(rows[-2:], learned=False)[0]["words"] == (
+        "has 60 % of its parameters in plain convolutions, at fixed precisions"
+    )
+    alone = [path("gconv:c4", share=1.0)]
+    assert (
+        wording.headline(alone) == "No layer had a choice: all of them are equivariant to translations and c4 by construction."
+    )
 
 
 def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_left():

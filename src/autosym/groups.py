@@ -36,6 +36,11 @@ class Group:
         """Whether it maps a square grid onto itself; else images are interpolated, and equivariance is approximate."""
         return bool((self.matrices.abs().round() - self.matrices.abs()).abs().max() < 1e-9)
 
+    def holds(self, other: "Group") -> bool:
+        """Whether every matrix of another group is one of this."""
+        apart = (other.matrices[:, None] - self.matrices).abs().amax((2, 3))
+        return bool((apart.amin(1) < 1e-9).all())
+
     @cached_property
     def table(self) -> Tensor:
         """The Cayley table: ``table[g, h]`` is the index of g h."""

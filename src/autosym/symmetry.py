@@ -15,6 +15,7 @@ from autosym import averaging
 from autosym.averaging import Range
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
+from autosym.groups import GROUPS
 from autosym.layers import Relaxed
 from autosym.priors import Prior
 from autosym.sites import is_under
@@ -39,6 +40,12 @@ class PathShare:
     omega: dict[str, float]
 
 
+def _keeps(path: str, group: str) -> bool:
+    """Whether a symmetric path is equivariant to a group: all are to translations."""
+    name = path.removeprefix("gconv:")
+    return group in ("translations", name) or (name in GROUPS and group in GROUPS and GROUPS[name].holds(GROUPS[group]))
+
+
 @dataclass(frozen=True)
 class Symmetry:
     """Shares of every relaxed layer, in order, and the learned ranges of transformations (``averaging``); prints as a table."""
@@ -52,10 +59,37 @@ class Symmetry:
 
     def free_share(self) -> dict[str, float]:
         """By layer, the share of all its free paths together: 0 is strictly symmetric."""
-        shares: dict[str, float] = {}
-        for path in self.paths:
-            shares[path.layer] = shares.get(path.layer, 0.0) + (0.0 if path.symmetric else path.share)
+        return self.broken_share("translations")
+
+    def broken_share(self, group: str) -> dict[str, float]:
+        """By layer, the share of all paths that are not equivariant to ``group``: "translations", or that of a path ``gconv:GROUP``.
+
+        A convolution beside a group convolution breaks the group, though not translations; one over a larger group keeps it.
+        """
+        shares: dict[str, float] = dict.fromkeys((path.layer for path in self.paths), 0.0)
+        for path in self._breaking(group):
+            shares[path.layer] += path.share
         return shares
+
+    def network_share(self, group: str = "translations") -> float:
+        """The part of the effective parameters of all relaxed layers that is held by paths which are not equivariant to ``group``.
+
+        NaN where a share is, or there is nothing to share.
+        """
+        if any(math.isnan(path.share) for path in self.paths):
+            return math.nan
+        whole = sum(path.effective_parameters for path in self.paths)
+        return sum(path.effective_parameters for path in self._breaking(group)) / whole if whole else math.nan
+
+    def groups(self) -> list[str]:
+        """What its paths can be equivariant to: "translations", and the groups of its group convolutions."""
+        turned = dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:"))
+        return ["translations", *turned]
+
+    def _breaking(self, group: str) -> list[PathShare]:
+        if group not in self.groups():
+            raise ValueError(f"no layer has a path for {group!r}: there are {', '.join(self.groups())}")
+        return [path for path in self.paths if not (path.symmetric and _keeps(path.path, group))]
 
     def as_dicts(self) -> list[dict]:
         """Ready for JSON: a share that is not a number is None."""
@@ -76,7 +110,8 @@ class Symmetry:
             precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
-        return table(rows, "<<<<>>")
+        whole = [f"{self.network_share(group):.1%} not equivariant to {group}" for group in self.groups()]
+        return f"{table(rows, '<<<<>>')}\nof the whole network: {', '.join(whole)}"
 
 
 @dataclass(frozen=True)

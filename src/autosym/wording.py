@@ -2,7 +2,8 @@
 
     free share < 1 %: symmetric        < 5 %: nearly so        else: mixed
 
-The share is that of a layer's effective parameters which its free paths hold. A free sparse path whose inverse lengthscales
+The share is that of a layer's effective parameters which its free paths hold; in a layer without free paths that has plain convolutions
+beside group convolutions, that of the plain ones, and the symmetry is that of the group. A free sparse path whose inverse lengthscales
 were learned and are all below 0.01 is constant in space: it is symmetric by omega, whatever its share. Where the evidence is not above
 that of guessing, or a layer has less than one effective parameter, shares are of nothing, and nothing is said of them.
 """
@@ -129,13 +130,14 @@ def layers(
         paths = list(group)
         verdict, share = _verdict(paths, learned, guess)
         layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
+        layer["nested"] = all(path["symmetric"] for path in paths) and bool(_breaking(paths))
         found.append(layer | {"symmetry": _symmetry(paths, (approximate or {}).get(name, ()))})
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
 def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> tuple[str, float | None]:
-    breaking = [path for path in paths if not path["symmetric"] and not _is_constant(path)]
-    if all(path["symmetric"] for path in paths):
+    breaking = _breaking(paths)
+    if all(path["symmetric"] for path in paths) and not breaking:
         return "fixed", 0.0
     if any(path["share"] is None for path in paths):
         return "unknown", None
@@ -151,6 +153,14 @@ def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> 
     return ("strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"), share
 
 
+def _breaking(paths: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The free paths, or, if there are none, the convolutions beside a group convolution: they break its group."""
+    if any(not path["symmetric"] for path in paths):
+        return [path for path in paths if not path["symmetric"] and not _is_constant(path)]
+    plain = [path for path in paths if not path["path"].startswith("gconv:")]
+    return plain if len(plain) < len(paths) else []
+
+
 def _is_constant(path: Mapping[str, Any]) -> bool:
     """Whether a sparse path learned that nothing varies in space."""
     learned = any(part.endswith("omega") for part in path["precision"])
@@ -159,7 +169,8 @@ def _is_constant(path: Mapping[str, Any]) -> bool:
 
 def _symmetry(paths: Sequence[Mapping[str, Any]], limits: Sequence[str]) -> str:
     """To what a layer is equivariant if its free paths are gone, and up to what: what all symmetric paths in use have in common."""
-    symmetric = [path for path in paths if path["symmetric"]]
+    breaking = _breaking(paths)
+    symmetric = [path for path in paths if path["symmetric"] and path not in breaking]
     used = [path["path"] for path in symmetric if path["share"] is None or path["share"] >= STRICT] or [
         path["path"] for path in symmetric
     ]
@@ -191,7 +202,8 @@ def headline(
         return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
     clauses: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for layer in found:
-        clauses.setdefault((layer["verdict"], layer["symmetry"] if layer["verdict"] != "mixed" else ""), []).append(layer)
+        alike = layer["symmetry"] if layer["verdict"] != "mixed" or layer["nested"] else ""
+        clauses.setdefault((layer["verdict"], alike), []).append(layer)
     words = "; ".join(f"{named([layer['number'] for layer in some])} {_predicate(some)}" for some in clauses.values())
     return f"{words[0].upper()}{words[1:]}."
 
@@ -211,15 +223,18 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     verdict, symmetry = some[0]["verdict"], some[0]["symmetry"]
     many = len(some) > 1
     are = "are" if many else "is"
+    where = "in plain convolutions" if some[0]["nested"] else "free"
     if verdict == "strict":
         return f"became {symmetry}"
     if verdict == "nearly":
-        return f"{are} nearly {symmetry} ({_shares(some)} free)"
+        return f"{are} nearly {symmetry} ({_shares(some)} {where})"
+    if verdict == "mixed" and some[0]["nested"]:
+        return f"{are} not {symmetry}, to translations alone ({_shares(some)} {where})"
     if verdict == "mixed":
         position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
         return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
     if verdict == "held":
-        return f"{'have' if many else 'has'} {_shares(some)} free parameters, at fixed precisions"
+        return f"{'have' if many else 'has'} {_shares(some)} of {'their' if many else 'its'} parameters {where}, at fixed precisions"
     if verdict == "constant":
         its = "their" if many else "its"
         if any(path["symmetric"] for path in some[0]["paths"]):
