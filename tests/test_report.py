@@ -184,6 +184,19 @@ def test_filters_are_the_strongest_as_levels_of_the_largest_weight(fitted):
         assert torch.tensor(one["pictures"]).abs().max() == 127
 
 
+def test_a_page_says_what_breaks_each_symmetry_of_the_whole_network():
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 1, 4, 4), torch.arange(200) % 2
+    x[y == 1] += 2
+    fit = autosym.fit(
+        nets.build("f-fc+conv+gconv:c4", (1, 4, 4), 2, 1, channels=(1,), strides=(1,), hidden=2), (x, y), epochs=30
+    )
+    contents = findings.contents(fit)
+    share = fit.symmetry().network_share("c4")
+    assert contents["broken"] == {"free": fit.symmetry().network_share(), "c4": share}
+    assert f"{100 * share:.3g} % break c4" in Page(page.html(contents)).text
+
+
 @pytest.mark.parametrize("name", ["fc", "conv", "f-fc", "s-fc+s-conv", "f-fc+conv+gconv:c4"])
 def test_every_path_with_positions_has_pictures(name):
     net = nets.build(name, (1, 8, 8), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2)

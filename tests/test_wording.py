@@ -73,8 +73,7 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
     ]
     assert wording.headline(rows) == (
         "Layer 1 became equivariant to translations and c4; layer 2 is nearly equivariant to translations and c4 (3 % in plain "
-        "convolutions); layers 3 and 4 are not equivariant to translations and c4, to translations alone (40 to 60 % in plain "
-        "convolutions)."
+        "convolutions); layers 3 and 4 are equivariant to translations, not to c4 (40 to 60 % in plain convolutions)."
     )
     assert wording.layers(rows[-2:], learned=False)[0]["words"] == (
         "has 60 % of its parameters in plain convolutions, at fixed precisions"
@@ -82,6 +81,13 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
     alone = [path("gconv:c4", share=1.0)]
     assert (
         wording.headline(alone) == "No layer had a choice: all of them are equivariant to translations and c4 by construction."
+    )
+
+
+def test_the_whole_network_is_judged_by_what_breaks_each_symmetry():
+    assert wording.whole({}) == wording.whole({"free": None}) == ""
+    assert wording.whole({"free": 0.02, "c4": 0.584, "d4": None}) == (
+        "Of all effective parameters of relaxed layers 2 % are free, 58.4 % break c4; below 10 % the whole network is symmetric."
     )
 
 

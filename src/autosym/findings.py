@@ -60,7 +60,7 @@ def contents(
             "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
         )
     gammas = fit.estimate.effective_parameters(fit.prior)
-    record = fit.evidence
+    record, symmetry = fit.evidence, fit.symmetry()
     found = {
         "title": title,
         "likelihood": fit.likelihood.name,
@@ -77,7 +77,8 @@ def contents(
             "occam": float(record.occam),
             "bound_of": record.bound_of,
         },
-        "symmetry": fit.symmetry().as_dicts(),
+        "symmetry": symmetry.as_dicts(),
+        "broken": {"free": symmetry.network_share(), **{g: symmetry.network_share(g) for g in symmetry.groups()}},
         "ranges": described(fit.model),
         "banks": banks(fit.model),
         "approximate": approximate(fit.model),

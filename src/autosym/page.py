@@ -52,6 +52,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
         "banks": [{"name": b["name"], "uris": [png(levels) for levels in b["pictures"]]} for b in contents.get("banks") or []],
         "figures": key_figures(contents),
         "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in said["layers"]),
+        "whole": wording.whole(contents.get("broken") or {}),
         "measured_on": MEASURED.get(contents.get("measured_on") or "", ""),
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),

@@ -6,7 +6,7 @@ part, of which the evidence does not say all, and in a layer without effective p
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from torch import nn
@@ -40,10 +40,12 @@ class PathShare:
     omega: dict[str, float]
 
 
-def _keeps(path: str, group: str) -> bool:
-    """Whether a symmetric path is equivariant to a group: all are to translations."""
-    name = path.removeprefix("gconv:")
-    return group in ("translations", name) or (name in GROUPS and group in GROUPS and GROUPS[name].holds(GROUPS[group]))
+def _keeps(path: PathShare, group: str | None) -> bool:
+    """Whether a path is symmetric, and equivariant to ``group`` if there is one: over it, or over one that holds it."""
+    name = path.path.removeprefix("gconv:")
+    return path.symmetric and (
+        group in (None, name) or (name in GROUPS and group in GROUPS and GROUPS[name].holds(GROUPS[group]))
+    )
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,17 @@ class Symmetry:
 
     def free_share(self) -> dict[str, float]:
         """By layer, the share of all its free paths together: 0 is strictly symmetric."""
-        return self.broken_share("translations")
+        return self._by_layer(self._breaking(None))
 
     def broken_share(self, group: str) -> dict[str, float]:
-        """By layer, the share of all paths that are not equivariant to ``group``: "translations", or that of a path ``gconv:GROUP``.
+        """By layer, the share of all paths that are not equivariant to ``group``, that of a path ``gconv:GROUP``.
 
-        A convolution beside a group convolution breaks the group, though not translations; one over a larger group keeps it.
+        A convolution beside a group convolution breaks the group; one over a larger group keeps it.
         """
-        shares: dict[str, float] = dict.fromkeys((path.layer for path in self.paths), 0.0)
-        for path in self._breaking(group):
-            shares[path.layer] += path.share
-        return shares
+        return self._by_layer(self._breaking(group))
 
-    def network_share(self, group: str = "translations") -> float:
-        """The part of the effective parameters of all relaxed layers that is held by paths which are not equivariant to ``group``.
+    def network_share(self, group: str | None = None) -> float:
+        """The part of the effective parameters of all relaxed layers that free paths hold, or all that break ``group``.
 
         NaN where a share is, or there is nothing to share.
         """
@@ -82,14 +81,19 @@ class Symmetry:
         return sum(path.effective_parameters for path in self._breaking(group)) / whole if whole else math.nan
 
     def groups(self) -> list[str]:
-        """What its paths can be equivariant to: "translations", and the groups of its group convolutions."""
-        turned = dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:"))
-        return ["translations", *turned]
+        """The groups of its group convolutions."""
+        return list(dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:")))
 
-    def _breaking(self, group: str) -> list[PathShare]:
-        if group not in self.groups():
-            raise ValueError(f"no layer has a path for {group!r}: there are {', '.join(self.groups())}")
-        return [path for path in self.paths if not (path.symmetric and _keeps(path.path, group))]
+    def _breaking(self, group: str | None) -> list[PathShare]:
+        if group is not None and group not in self.groups():
+            raise ValueError(f"no layer has a path for {group!r}; those there are: {', '.join(self.groups()) or 'none'}")
+        return [path for path in self.paths if not _keeps(path, group)]
+
+    def _by_layer(self, some: Sequence[PathShare]) -> dict[str, float]:
+        shares = dict.fromkeys((path.layer for path in self.paths), 0.0)
+        for path in some:
+            shares[path.layer] += path.share
+        return shares
 
     def as_dicts(self) -> list[dict]:
         """Ready for JSON: a share that is not a number is None."""
@@ -110,8 +114,8 @@ class Symmetry:
             precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
-        whole = [f"{self.network_share(group):.1%} not equivariant to {group}" for group in self.groups()]
-        return f"{table(rows, '<<<<>>')}\nof the whole network: {', '.join(whole)}"
+        broken = [f"{self.network_share(group):.1%} not equivariant to {group}" for group in self.groups()]
+        return f"{table(rows, '<<<<>>')}\nof the whole network: {', '.join([f'{self.network_share():.1%} free', *broken])}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
+WHOLE = 0.1  # of a network: what its paths may hold that break a symmetry it is said to have (docs/findings.md)
 FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
@@ -135,6 +136,18 @@ def layers(
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
+def whole(broken: Mapping[str, float | None]) -> str:
+    """How much of the network is free, and breaks the groups it could be equivariant to."""
+    said = [
+        f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}"
+        for name, share in broken.items()
+        if share is not None
+    ]
+    if not said:
+        return ""
+    return f"Of all effective parameters of relaxed layers {', '.join(said)}; below {100 * WHOLE:.0f} % the whole network is symmetric."
+
+
 def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> tuple[str, float | None]:
     breaking = _breaking(paths)
     if all(path["symmetric"] for path in paths) and not breaking:
@@ -229,7 +242,8 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "nearly":
         return f"{are} nearly {symmetry} ({_shares(some)} {where})"
     if verdict == "mixed" and some[0]["nested"]:
-        return f"{are} not {symmetry}, to translations alone ({_shares(some)} {where})"
+        groups = [path["path"].removeprefix("gconv:") for path in some[0]["paths"] if path["path"].startswith("gconv:")]
+        return f"{are} equivariant to translations, not to {' or '.join(groups)} ({_shares(some)} {where})"
     if verdict == "mixed":
         position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
         return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
