@@ -68,7 +68,7 @@ ALLOWED = {
     "provenance": {"__init__"},
     "findings": FITTED_ROOMS | {"training", "comparison", "equivariance", "provenance"},
     "runs": FITTED_ROOMS | {"comparison", "findings"},
-    "wording": set(),
+    "wording": {"groups"},
     "charts": {"wording"},
     "page": {"sites", "findings", "wording", "charts"},
     "report": FITTED_ROOMS | {"training", "findings", "runs", "page"},

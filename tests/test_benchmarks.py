@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from autosym import likelihoods
 from autosym.groups import GROUPS
 from autosym.priors import Prior
 from autosym.sites import sites
+from autosym.symmetry import PathShare, Symmetry
 
 # ---- truth
 
@@ -44,6 +46,31 @@ def test_planted_digits_have_labels_of_the_question(question, symmetric):
     assert len(x) == len(y) == 200
     assert y.max() < classes
     assert y.max() >= classes - 10
+
+
+@pytest.mark.parametrize(("plain", "said"), [(9.9, True), (10.1, False)])
+def test_the_answer_of_one_network_is_yes_below_a_tenth(monkeypatch, plain, said):
+    rows = (("conv", plain, True), ("gconv:c4", 100 - plain, True))
+    found = Symmetry(tuple(PathShare("0", name, s, {}, 100, value, value / 100, {}) for name, value, s in rows))
+    fit = SimpleNamespace(evidence=SimpleNamespace(log_evidence=torch.tensor(-10.0)), symmetry=lambda: found)
+    monkeypatch.setattr(truth.autosym, "fit", lambda net, pair, **options: fit)
+    answer = truth.answer(truth.Case("turned", True, 20, 3), None)
+    assert answer["said"] is answer["right"] is said
+    assert answer["broken"] == pytest.approx(plain / 100)
+    assert answer["learned"]
+    assert truth.answer(truth.Case("turned", False, 20, 3), None)["right"] is not said
+    assert truth.answer(truth.Case("quadrant", False, 20, 3), None)["said"], "of translations nothing is broken"
+
+
+@pytest.mark.parametrize(("evidence", "said"), [((-10.0, -9.0), True), ((-9.0, -10.0), False)])
+def test_the_answer_of_two_networks_is_that_of_the_one_with_more_evidence(monkeypatch, evidence, said):
+    values = iter(evidence)
+
+    def fit(net, pair, **options):
+        return SimpleNamespace(evidence=SimpleNamespace(log_evidence=torch.tensor(next(values))))
+
+    monkeypatch.setattr(truth.autosym, "fit", fit)
+    assert truth.answer(truth.Case("flipped", True, 20, 3, compared=True), None)["said"] is said
 
 
 def test_counts_and_intervals_of_the_truth():
@@ -153,6 +180,8 @@ def test_tables_of_findings_are_made_of_the_files_that_are_there(capsys):
     for name in findings.TABLES:
         assert f"## {name}\n" in shown
     counted = {"cases": 1, "right": 1, "wrongly_found": 0, "wrongly_missed": 0, "interval": (0.2, 1.0)}
-    assert "| turned | 1 of 1 | 0 | 0 |" in findings.truth(
-        counted | {"learned": counted, "compared": counted, "by_kind": {"turned": counted}}
-    )
+    several = {"learned": counted | {"cases": 2}, "compared": counted | {"cases": 3}, "by_kind": {"turned": counted}}
+    said = findings.truth(counted | several)
+    assert "| turned | 1 of 1 | 0 | 0 |" in said
+    assert "Of those with more evidence than guessing: 1 of 2 right" in said
+    assert "Of comparisons: 1 of 3 right" in said

@@ -10,7 +10,7 @@ from autosym import Prior, layers, nets
 from autosym.evidence import laplace
 from autosym.layers import Relaxed
 from autosym.paths import Conv, Dense
-from autosym.symmetry import Symmetry, symmetry
+from autosym.symmetry import PathShare, Symmetry, symmetry
 from models import draw, mlp, randomised
 
 
@@ -113,6 +113,8 @@ def test_a_path_that_is_frozen_in_part_has_no_share(part):
     assert rows["blocks.0", "f-fc"].effective_parameters > 0
     assert math.isnan(table.free_share()["blocks.0"])
     assert math.isnan(table.network_share())
+    assert table.broken() == {}
+    assert "of all effective" not in str(table)
     assert 0 < table.free_share()["blocks.1"] < 1
 
 
@@ -149,8 +151,20 @@ def test_a_larger_group_keeps_a_smaller_one():
     for group, broken in rows.items():
         assert table.network_share(group) == pytest.approx(broken / whole, abs=1e-12)
     assert 0 == rows[None] < rows["c4"] < rows["d4"] < whole
-    assert f"of the whole network: 0.0% free, {rows['c4'] / whole:.1%} not equivariant to c4" in str(table)
+    assert table.broken() == {"free": 0.0, **{group: rows[group] / whole for group in ("c4", "d4")}}
+    assert f"of all effective parameters: 0.0% free, {rows['c4'] / whole:.1%} break c4" in str(table)
     assert table.broken_share("d4")["blocks.1"] == pytest.approx(1 - shares["blocks.1", "gconv:d4"], abs=1e-12)
+
+
+def test_a_group_is_judged_only_where_every_layer_has_a_path_for_it():
+    def row(layer, path, effective, precision=("linear",), symmetric=True):
+        return PathShare(layer, path, symmetric, dict.fromkeys(precision, 1.0), 10, effective, 1.0, {})
+
+    stem, body, head = row("0", "conv", 1.0), row("1", "gconv:c4", 2.0), row("2", "pool", 1.0)
+    assert Symmetry((stem, body)).broken() == {"free": 0.0}
+    assert Symmetry((stem, body)).network_share("c4") == pytest.approx(1 / 3)
+    assert Symmetry((body, head)).broken() == {"free": 0.0, "c4": 0.0}
+    assert Symmetry((body, row("2", "s-fc", 6.0, ("u", "omega"), symmetric=False))).broken() == {}
 
 
 @pytest.mark.parametrize(("name", "share"), [("conv", 0.0), ("fc", 1.0), ("f-fc", 1.0)])
@@ -174,7 +188,7 @@ def test_the_table_prints_a_row_per_path():
     head, rule, *rows, whole = str(table).splitlines()
     assert head.split()[:2] == ["layer", "path"]
     assert set(rule) == {"-"}
-    assert whole == f"of the whole network: {table.network_share():.1%} free"
+    assert whole == f"of all effective parameters: {table.network_share():.1%} free"
     assert len(rows) == 4
     for row, path in zip(rows, table, strict=True):
         words = row.split()

@@ -64,7 +64,10 @@ def test_the_headline_without_a_choice():
     assert "not learned" in wording.headline(network(0.0), learned=False)
     assert "became" not in wording.headline(network(0.0), learned=False)
     assert wording.headline([path()], learned=False) == wording.headline([path()])
-    assert wording.layers(network(0.4), learned=False)[0]["words"] == "has 40 % of its parameters free, at fixed precisions"
+    assert (
+        wording.layers(network(0.4), learned=False)[0]["words"]
+        == "has 40 % of its effective parameters free, at fixed precisions"
+    )
 
 
 def test_a_convolution_beside_a_group_convolution_is_a_choice():
@@ -76,7 +79,7 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
         "convolutions); layers 3 and 4 are equivariant to translations, not to c4 (40 to 60 % in plain convolutions)."
     )
     assert wording.layers(rows[-2:], learned=False)[0]["words"] == (
-        "has 60 % of its parameters in plain convolutions, at fixed precisions"
+        "has 60 % of its effective parameters in plain convolutions, at fixed precisions"
     )
     alone = [path("gconv:c4", share=1.0)]
     assert (
@@ -84,10 +87,39 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
     )
 
 
-def test_the_whole_network_is_judged_by_what_breaks_each_symmetry():
-    assert wording.whole({}) == wording.whole({"free": None}) == ""
-    assert wording.whole({"free": 0.02, "c4": 0.584, "d4": None}) == (
-        "Of all effective parameters of relaxed layers 2 % are free, 58.4 % break c4; below 10 % the whole network is symmetric."
+def test_words_for_groups_within_groups_and_paths_that_are_no_convolutions():
+    def rows(**shares):
+        return [path(name.replace("_", ":"), share=share) for name, share in shares.items()]
+
+    assert wording.headline(rows(conv=0.03, gconv_c4=0.5, gconv_d4=0.47)) == (
+        "Layer 1 is nearly equivariant to translations and c4 (3 % in plain convolutions)."
+    )
+    assert wording.headline(rows(conv=0.0, gconv_c4=0.0, gconv_d4=1.0)) == "Layer 1 became equivariant to translations and d4."
+    assert "not to c4 or d4 (60 % in plain" in wording.headline(rows(conv=0.6, gconv_c4=0.2, gconv_d4=0.2))
+    assert "plain convolutions" not in wording.headline(rows(pool=0.6, gconv_c4=0.4))
+    assert wording.headline(rows(conv=0.6, gconv_c4=0.4), approximate={"1": ["borders and strides", "interpolation"]}) == (
+        "Layer 1 is equivariant to translations up to borders and strides, not to c4 (60 % in plain convolutions)."
+    )
+
+
+def test_layers_that_differ_are_not_said_in_one_breath():
+    free = [path("f-fc", "l0", 0.03, symmetric=False), path("gconv:c4", "l0", 0.97)]
+    plain = [path("conv", "l1", 0.04), path("gconv:c4", "l1", 0.96)]
+    assert wording.headline([*free, *plain]) == (
+        "Layer 1 is nearly equivariant to translations and c4 (3 % free); layer 2 is nearly equivariant to translations and c4 (4 % in "
+        "plain convolutions)."
+    )
+    said = wording.headline([*network(0.6), path("conv", "l1", 0.6), path("gconv:c4", "l1", 0.4)])
+    assert said == (
+        "Layer 1 uses position (60 % free); layer 2 is equivariant to translations, not to c4 (60 % in plain convolutions)."
+    )
+
+
+def test_what_all_layers_hold_that_breaks_a_symmetry():
+    assert wording.WHOLE == 0.1
+    assert wording.whole({}) == ""
+    assert wording.whole({"free": 0.02, "c4": 0.584}) == (
+        "Of all effective parameters 2 % are free, 58.4 % break c4; planted data with the symmetry left less than 10 %."
     )
 
 

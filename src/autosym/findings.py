@@ -78,7 +78,7 @@ def contents(
             "bound_of": record.bound_of,
         },
         "symmetry": symmetry.as_dicts(),
-        "broken": {"free": symmetry.network_share(), **{g: symmetry.network_share(g) for g in symmetry.groups()}},
+        "broken": symmetry.broken(),
         "ranges": described(fit.model),
         "banks": banks(fit.model),
         "approximate": approximate(fit.model),

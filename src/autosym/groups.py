@@ -36,11 +36,6 @@ class Group:
         """Whether it maps a square grid onto itself; else images are interpolated, and equivariance is approximate."""
         return bool((self.matrices.abs().round() - self.matrices.abs()).abs().max() < 1e-9)
 
-    def holds(self, other: "Group") -> bool:
-        """Whether every matrix of another group is one of this."""
-        apart = (other.matrices[:, None] - self.matrices).abs().amax((2, 3))
-        return bool((apart.amin(1) < 1e-9).all())
-
     @cached_property
     def table(self) -> Tensor:
         """The Cayley table: ``table[g, h]`` is the index of g h."""
@@ -178,3 +173,12 @@ GROUPS = {
     "flip-vertical": generated("flip-vertical", FLIP_VERTICAL),
     "c8": generated("c8", rotation(45)),  # by interpolation: equivariance is approximate
 }
+PLAIN = ("conv", "s-conv")  # paths that are equivariant to translations alone
+
+
+def keeps(path: str, group: str) -> bool:
+    """Whether a symmetric path is equivariant to a group: over it, or over one that nests it. Plain convolutions are not, others may be."""
+    if not path.startswith("gconv:"):
+        return path not in PLAIN
+    name = path.removeprefix("gconv:")
+    return name == group or (name in GROUPS and group in GROUPS and GROUPS[name].nests(GROUPS[group]))

@@ -15,7 +15,7 @@ from autosym import averaging
 from autosym.averaging import Range
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
-from autosym.groups import GROUPS
+from autosym.groups import keeps
 from autosym.layers import Relaxed
 from autosym.priors import Prior
 from autosym.sites import is_under
@@ -40,14 +40,6 @@ class PathShare:
     omega: dict[str, float]
 
 
-def _keeps(path: PathShare, group: str | None) -> bool:
-    """Whether a path is symmetric, and equivariant to ``group`` if there is one: over it, or over one that holds it."""
-    name = path.path.removeprefix("gconv:")
-    return path.symmetric and (
-        group in (None, name) or (name in GROUPS and group in GROUPS and GROUPS[name].holds(GROUPS[group]))
-    )
-
-
 @dataclass(frozen=True)
 class Symmetry:
     """Shares of every relaxed layer, in order, and the learned ranges of transformations (``averaging``); prints as a table."""
@@ -66,7 +58,8 @@ class Symmetry:
     def broken_share(self, group: str) -> dict[str, float]:
         """By layer, the share of all paths that are not equivariant to ``group``, that of a path ``gconv:GROUP``.
 
-        A convolution beside a group convolution breaks the group; one over a larger group keeps it.
+        A convolution beside a group convolution breaks the group; one over a larger group keeps it, and so, it is taken, do symmetric paths
+        that are no convolutions.
         """
         return self._by_layer(self._breaking(group))
 
@@ -80,14 +73,24 @@ class Symmetry:
         whole = sum(path.effective_parameters for path in self.paths)
         return sum(path.effective_parameters for path in self._breaking(group)) / whole if whole else math.nan
 
-    def groups(self) -> list[str]:
-        """The groups of its group convolutions."""
+    def broken(self) -> dict[str, float]:
+        """``network_share``: "free", and of each group that every layer has a path for. Empty where shares do not tell.
+
+        That is where one is not a number, and under a prior on omega, which makes paths symmetric whatever they hold.
+        """
+        if math.isnan(self.network_share()) or any(part.endswith("omega") for p in self.paths for part in p.precision):
+            return {}
+        layers = {path.layer for path in self.paths}
+        full = [g for g in self._groups() if {p.layer for p in self.paths if p.symmetric and keeps(p.path, g)} == layers]
+        return {"free": self.network_share(), **{group: self.network_share(group) for group in full}}
+
+    def _groups(self) -> list[str]:
         return list(dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:")))
 
     def _breaking(self, group: str | None) -> list[PathShare]:
-        if group is not None and group not in self.groups():
-            raise ValueError(f"no layer has a path for {group!r}; those there are: {', '.join(self.groups()) or 'none'}")
-        return [path for path in self.paths if not _keeps(path, group)]
+        if group is not None and group not in self._groups():
+            raise ValueError(f"no layer has a path for {group!r}; those there are: {', '.join(self._groups()) or 'none'}")
+        return [path for path in self.paths if not (path.symmetric and (group is None or keeps(path.path, group)))]
 
     def _by_layer(self, some: Sequence[PathShare]) -> dict[str, float]:
         shares = dict.fromkeys((path.layer for path in self.paths), 0.0)
@@ -114,8 +117,8 @@ class Symmetry:
             precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
-        broken = [f"{self.network_share(group):.1%} not equivariant to {group}" for group in self.groups()]
-        return f"{table(rows, '<<<<>>')}\nof the whole network: {', '.join([f'{self.network_share():.1%} free', *broken])}"
+        broken = [f"{share:.1%} {'free' if name == 'free' else f'break {name}'}" for name, share in self.broken().items()]
+        return "\n".join([table(rows, "<<<<>>"), *([f"of all effective parameters: {', '.join(broken)}"] if broken else [])])
 
 
 @dataclass(frozen=True)

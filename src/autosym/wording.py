@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from autosym.groups import PLAIN, keeps
+
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
-WHOLE = 0.1  # of a network: what its paths may hold that break a symmetry it is said to have (docs/findings.md)
+WHOLE = 0.1  # of a network: what was in paths that break a planted symmetry, at most (docs/findings.md)
 FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
@@ -131,21 +133,19 @@ def layers(
         paths = list(group)
         verdict, share = _verdict(paths, learned, guess)
         layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
-        layer["nested"] = all(path["symmetric"] for path in paths) and bool(_breaking(paths))
-        found.append(layer | {"symmetry": _symmetry(paths, (approximate or {}).get(name, ()))})
+        limits = (approximate or {}).get(name, ())
+        nested = all(path["symmetric"] for path in paths) and bool(_breaking(paths))
+        layer |= {"nested": f"equivariant to translations{_up_to(_of_shifts(limits))}" if nested else ""}
+        found.append(layer | {"symmetry": _symmetry(paths, limits)})
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
-def whole(broken: Mapping[str, float | None]) -> str:
-    """How much of the network is free, and breaks the groups it could be equivariant to."""
-    said = [
-        f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}"
-        for name, share in broken.items()
-        if share is not None
-    ]
+def whole(broken: Mapping[str, float]) -> str:
+    """How much of all relaxed layers is free, and breaks the groups they could be equivariant to."""
+    said = [f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
     if not said:
         return ""
-    return f"Of all effective parameters of relaxed layers {', '.join(said)}; below {100 * WHOLE:.0f} % the whole network is symmetric."
+    return f"Of all effective parameters {', '.join(said)}; planted data with the symmetry left less than {100 * WHOLE:.0f} %."
 
 
 def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> tuple[str, float | None]:
@@ -170,8 +170,8 @@ def _breaking(paths: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The free paths, or, if there are none, the convolutions beside a group convolution: they break its group."""
     if any(not path["symmetric"] for path in paths):
         return [path for path in paths if not path["symmetric"] and not _is_constant(path)]
-    plain = [path for path in paths if not path["path"].startswith("gconv:")]
-    return plain if len(plain) < len(paths) else []
+    plain = [path for path in paths if path["path"] in PLAIN]
+    return plain if any(path["path"].startswith("gconv:") for path in paths) else []
 
 
 def _is_constant(path: Mapping[str, Any]) -> bool:
@@ -187,11 +187,16 @@ def _symmetry(paths: Sequence[Mapping[str, Any]], limits: Sequence[str]) -> str:
     used = [path["path"] for path in symmetric if path["share"] is None or path["share"] >= STRICT] or [
         path["path"] for path in symmetric
     ]
-    if used and all(name.startswith("gconv:") for name in used) and len(set(used)) == 1:
-        return f"equivariant to translations and {used[0].removeprefix('gconv:')}{_up_to(limits)}"
+    for name in used if all(name.startswith("gconv:") for name in used) else ():
+        group = name.removeprefix("gconv:")
+        if all(keeps(other, group) for other in used):
+            return f"equivariant to translations and {group}{_up_to(limits)}"
     kinds = {TRANSLATIONS["conv"] if name.startswith("gconv:") else TRANSLATIONS.get(name, "symmetric") for name in used}
-    shifts = [limit for limit in limits if limit != "interpolation"]  # which translations have none of
-    return f"{kinds.pop() if len(kinds) == 1 else 'symmetric'}{_up_to(shifts)}"
+    return f"{kinds.pop() if len(kinds) == 1 else 'symmetric'}{_up_to(_of_shifts(limits))}"
+
+
+def _of_shifts(limits: Sequence[str]) -> list[str]:
+    return [limit for limit in limits if limit != "interpolation"]  # which translations have none of
 
 
 def _up_to(limits: Sequence[str]) -> str:
@@ -213,10 +218,12 @@ def headline(
         return "No layer had a choice: none of them has a symmetric path."
     if not learned:
         return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
-    clauses: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    clauses: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for layer in found:
-        alike = layer["symmetry"] if layer["verdict"] != "mixed" or layer["nested"] else ""
-        clauses.setdefault((layer["verdict"], alike), []).append(layer)
+        alike = layer["symmetry"] if layer["verdict"] != "mixed" else ""
+        clauses.setdefault((layer["verdict"], alike, layer["nested"], *_turned(layer["nested"], layer["paths"])), []).append(
+            layer
+        )
     words = "; ".join(f"{named([layer['number'] for layer in some])} {_predicate(some)}" for some in clauses.values())
     return f"{words[0].upper()}{words[1:]}."
 
@@ -242,13 +249,14 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "nearly":
         return f"{are} nearly {symmetry} ({_shares(some)} {where})"
     if verdict == "mixed" and some[0]["nested"]:
-        groups = [path["path"].removeprefix("gconv:") for path in some[0]["paths"] if path["path"].startswith("gconv:")]
-        return f"{are} equivariant to translations, not to {' or '.join(groups)} ({_shares(some)} {where})"
+        groups = _turned(True, some[0]["paths"])
+        return f"{are} {some[0]['nested']}, not to {' or '.join(groups)} ({_shares(some)} {where})"
     if verdict == "mixed":
         position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
         return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
     if verdict == "held":
-        return f"{'have' if many else 'has'} {_shares(some)} of {'their' if many else 'its'} parameters {where}, at fixed precisions"
+        have, its = ("have", "their") if many else ("has", "its")
+        return f"{have} {_shares(some)} of {its} effective parameters {where}, at fixed precisions"
     if verdict == "constant":
         its = "their" if many else "its"
         if any(path["symmetric"] for path in some[0]["paths"]):
@@ -261,6 +269,11 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "unknown":
         return f"{'have' if many else 'has'} a frozen or unused path, of which the evidence says nothing"
     return f"{are} {symmetry} by construction" if verdict == "fixed" else f"{'have' if many else 'has'} no symmetric path"
+
+
+def _turned(nested: object, paths: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The groups of a layer's paths, if it is a ``nested`` one."""
+    return [path["path"].removeprefix("gconv:") for path in paths if nested and path["path"].startswith("gconv:")]
 
 
 def _shares(some: Sequence[Mapping[str, Any]]) -> str:
