@@ -21,7 +21,7 @@ FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
 )
-LITTLE = 0.2  # better than guessing: planted comparisons above it were right, those below were not (docs/findings.md)
+LITTLE = 0.2  # better than guessing: planted comparisons above it were right, many of those below were not (docs/findings.md)
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
 
