@@ -114,6 +114,12 @@ def test_layers_that_differ_are_not_said_in_one_breath():
         "Layer 1 uses position (60 % free); layer 2 is equivariant to translations, not to c4 (60 % in plain convolutions)."
     )
 
+    rows = [path(name, layer, share) for layer in ("l0", "l1") for name, share in (("conv", 0.6), ("gconv:c4", 0.4))]
+    said = wording.headline(rows, approximate={"l0": ["borders and strides"]})
+    assert said.startswith(
+        "Layer 1 is equivariant to translations up to borders and strides, not to c4 (60 % in plain convolutions); layer 2"
+    )
+
 
 def test_what_all_layers_hold_that_breaks_a_symmetry():
     assert wording.WHOLE == 0.1
