@@ -12,7 +12,7 @@ Four questions, each with data where the answer is yes and data where it is no:
 - flipped: shifted digits, half of them mirrored; the digit (yes), or digit and whether it is mirrored (no), two sizes of data.
 
 Networks have a free path and a convolution in every layer (F-FC+CONV), for the last two questions a convolution and one over the
-group as well. The answer is yes if less than a tenth of the effective parameters of the whole network are in paths that break the
+group. The answer is yes if less than a tenth of the effective parameters of the whole network are in paths that break the
 symmetry (``network_share``): a threshold that was chosen with other seeds (10, 11 and 20 to 23).
 
 Beside them, and counted apart (``compared``), the last two questions are put to two networks that are trained by themselves, one over the

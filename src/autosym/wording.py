@@ -16,7 +16,7 @@ from typing import Any
 from autosym.groups import PLAIN, keeps
 
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
-WHOLE = 0.1  # of a network: what was in paths that break a planted symmetry, at most (docs/findings.md)
+WHOLE = 0.1  # of a network: what was in paths that break a planted symmetry, as a rule (docs/findings.md)
 FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
@@ -132,11 +132,21 @@ def layers(
     for number, (name, group) in enumerate(groupby(symmetry, key=lambda path: path["layer"]), 1):
         paths = list(group)
         verdict, share = _verdict(paths, learned, guess)
-        layer = {"number": number, "name": name, "paths": paths, "verdict": verdict, "free_share": share}
         limits = (approximate or {}).get(name, ())
         nested = all(path["symmetric"] for path in paths) and bool(_breaking(paths))
-        layer |= {"nested": f"equivariant to translations{_up_to(_of_shifts(limits))}" if nested else ""}
-        found.append(layer | {"symmetry": _symmetry(paths, limits)})
+        turned = [path["path"].removeprefix("gconv:") for path in paths if path["path"].startswith("gconv:")]
+        found.append(
+            {
+                "number": number,
+                "name": name,
+                "paths": paths,
+                "verdict": verdict,
+                "free_share": share,
+                "nested": f"equivariant to translations{_up_to(_of_shifts(limits))}" if nested else "",
+                "groups": turned if nested else [],
+                "symmetry": _symmetry(paths, limits),
+            }
+        )
     return [layer | {"words": _predicate([layer])} for layer in found]
 
 
@@ -145,7 +155,7 @@ def whole(broken: Mapping[str, float]) -> str:
     said = [f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
     if not said:
         return ""
-    return f"Of all effective parameters {', '.join(said)}; planted data with the symmetry left less than {100 * WHOLE:.0f} %."
+    return f"Of all effective parameters {', '.join(said)}; where the symmetry was planted, as a rule less than {100 * WHOLE:.0f} %."
 
 
 def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> tuple[str, float | None]:
@@ -221,9 +231,7 @@ def headline(
     clauses: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for layer in found:
         alike = layer["symmetry"] if layer["verdict"] != "mixed" else ""
-        clauses.setdefault((layer["verdict"], alike, layer["nested"], *_turned(layer["nested"], layer["paths"])), []).append(
-            layer
-        )
+        clauses.setdefault((layer["verdict"], alike, layer["nested"], *layer["groups"]), []).append(layer)
     words = "; ".join(f"{named([layer['number'] for layer in some])} {_predicate(some)}" for some in clauses.values())
     return f"{words[0].upper()}{words[1:]}."
 
@@ -249,8 +257,7 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "nearly":
         return f"{are} nearly {symmetry} ({_shares(some)} {where})"
     if verdict == "mixed" and some[0]["nested"]:
-        groups = _turned(True, some[0]["paths"])
-        return f"{are} {some[0]['nested']}, not to {' or '.join(groups)} ({_shares(some)} {where})"
+        return f"{are} {some[0]['nested']}, not to {' or '.join(some[0]['groups'])} ({_shares(some)} {where})"
     if verdict == "mixed":
         position = "position" if symmetry.startswith("translation-") else "what breaks the symmetry"
         return f"use{'' if many else 's'} {position} ({_shares(some)} free)"
@@ -269,11 +276,6 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
     if verdict == "unknown":
         return f"{'have' if many else 'has'} a frozen or unused path, of which the evidence says nothing"
     return f"{are} {symmetry} by construction" if verdict == "fixed" else f"{'have' if many else 'has'} no symmetric path"
-
-
-def _turned(nested: object, paths: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The groups of a layer's paths, if it is a ``nested`` one."""
-    return [path["path"].removeprefix("gconv:") for path in paths if nested and path["path"].startswith("gconv:")]
 
 
 def _shares(some: Sequence[Mapping[str, Any]]) -> str:
