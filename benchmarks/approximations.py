@@ -58,7 +58,7 @@ class Tiny(nn.Module):
 
     def __init__(self, name: str, outputs: int):
         super().__init__()
-        self.block = nets.build(name, SHAPE, 1, 1, channels=(CHANNELS,), strides=(1,)).blocks[0]
+        self.block = nets.build(name, SHAPE, 1, 1, channels=(CHANNELS,), strides=(1,), start=1.0).blocks[0]
         self.output = Affine(Dense((CHANNELS,), (outputs,)), Bias((outputs,)))
         self.double()
 

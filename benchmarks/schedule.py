@@ -113,7 +113,7 @@ def embedded(task: str, seed: int) -> tuple:
     return (
         parts[0],
         parts[1],
-        partial(nets.build, in_shape=(1, 16, 16), width=12, channels=(1, 2, 4, 8), strides=(2,) * 4, hidden=8),
+        partial(nets.build, in_shape=(1, 16, 16), width=12, channels=(1, 2, 4, 8), strides=(2,) * 4, hidden=8, start=1.0),
     )
 
 
@@ -121,7 +121,7 @@ def mnist(task: str, seed: int, folder: Path | None, samples: int) -> tuple:
     (images, labels), _ = data.mnist(folder)
     x, quadrant = data.quadrants(data.as_floats(images), seed)
     x, y = data.normalised(x, *data.MNIST), labels + (10 * quadrant if task == "digit+quadrant" else 0)
-    return (x[:samples], y[:samples]), (x[50_000:], y[50_000:]), partial(nets.build, in_shape=(1, 32, 32))
+    return (x[:samples], y[:samples]), (x[50_000:], y[50_000:]), partial(nets.build, in_shape=(1, 32, 32), start=1.0)
 
 
 def run(

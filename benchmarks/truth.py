@@ -12,8 +12,8 @@ Four questions, each with data where the answer is yes and data where it is no:
 - flipped: shifted digits, half of them mirrored; the digit (yes), or digit and whether it is mirrored (no), two sizes of data.
 
 Networks have a free path and a convolution in every layer (F-FC+CONV), for the last two questions a convolution and one over the
-group. The answer is yes if less than a tenth of the effective parameters of the whole network are in paths that break the
-symmetry (``network_share``): a threshold that was chosen with other seeds (10, 11 and 20 to 23).
+group. The answer is yes if less than a twentieth of the effective parameters of the whole network are in paths that break the
+symmetry (``network_share``): a threshold that was chosen with other seeds (20 to 23).
 
 Beside them, and counted apart (``compared``), the last two questions are put to two networks that are trained by themselves, one over the
 group and a convolutional one of as many channels: the answer is yes if the first has more evidence.
@@ -42,7 +42,7 @@ from autosym.wording import WHOLE
 from pool import answers
 
 OUT = Path(__file__).parent / "results" / "truth.json"
-FIRST_SEED = 2000  # far from those the defaults, and the threshold, were looked at with
+FIRST_SEED = 3000  # far from those the defaults, and the threshold, were looked at with
 TEACHER = {"width": 8, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
 QUADRANT = {"width": 12, "channels": (1, 2, 4, 8), "strides": (2, 2, 2, 2), "hidden": 8}
 GROUP = {"channels": (1, 2, 4), "strides": (2, 2, 2), "hidden": 8}

@@ -240,14 +240,50 @@ def test_sizes_that_do_not_halve_are_refused(size, message):
 
 
 @pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("conv", ()),
+        ("fc+f-fc", ()),
+        ("s-conv+conv", ()),
+        ("fc+conv", ("fc",)),
+        ("f-fc+s-fc+conv", ("f-fc", "s-fc")),
+        ("s-fc+s-conv", ("s-fc",)),
+        ("conv+gconv:c4", ("conv",)),
+        ("f-fc+conv+gconv:c4", ("f-fc", "conv")),
+        ("gconv:c4+gconv:d4", ("gconv:c4",)),
+    ],
+)
+def test_paths_that_break_a_symmetry_start_smaller(name, broken):
+    """By ``start``, and their mean has the variance of one path alone, as where all start alike."""
+    outputs = []
+    for start in ({"start": 1.0}, {}):
+        torch.manual_seed(0)
+        net = nets.build(name, (1, 8, 8), 3, **SMALL, **start).double()
+        x = torch.randn(4, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            outputs.append({path: module(x) for path, module in net.blocks[0].items()})
+    alike, smaller = outputs
+    scales = {path: float(smaller[path].norm() / alike[path].norm()) for path in alike}
+    for path in alike:
+        assert (smaller[path] - scales[path] * alike[path]).norm() < 1e-6 * alike[path].norm()
+    largest = max(scales.values())
+    assert {path: scale / largest for path, scale in scales.items()} == pytest.approx(
+        {path: 0.3 if path in broken else 1.0 for path in scales}, rel=1e-6
+    )
+    assert sum(scale**2 for scale in scales.values()) == pytest.approx(len(scales), rel=1e-6)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"name": "mlp"}, "unknown network 'mlp': join different paths of fc, f-fc, s-fc, conv, s-conv and gconv:GROUP"),
         ({"name": "conv+conv"}, "unknown network 'conv[+]conv'"),
         ({"in_shape": (32, 32)}, r"in_shape must be \(channels, height, width\), got \(32, 32\)"),
         ({"channels": (1, 2)}, "2 channels and 8 strides"),
+        ({"start": 0.0}, "start must be positive, got 0.0"),
+        ({"start": math.inf}, "start must be positive, got inf"),
     ],
-    ids=["name", "twice", "in_shape", "channels"],
+    ids=["name", "twice", "in_shape", "channels", "start", "infinite"],
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):

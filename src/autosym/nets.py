@@ -57,17 +57,27 @@ def build(
     prior: Literal["u", "omega"] = "u",
     filter_anchors: int = 7,
     grid_anchors: float = 0.5,
+    start: float = 0.3,
 ) -> Net:
     """A network whose every block has the paths that ``name`` lists, e.g. ``"f-fc+conv"`` or ``"f-fc+conv+gconv:c4"``.
 
     ``channels`` and ``hidden`` are in multiples of ``width``; ``in_shape`` is (channels, height, width). Sparse paths have
     ``filter_anchors`` anchors for a filter and ``grid_anchors`` times the positions of a map; with ``prior="omega"`` their
     inverse lengthscales are parameters with a prior too (Sec. 3.2).
+
+    Paths that break a symmetry which another of their layer keeps start at ``start`` times its size; as rates are relative to the
+    weights' initial sizes, they also move as much slower.
     """
     paths = name.split("+")
     groups = _groups(name, paths)
     order = max((len(group) for group in groups.values()), default=1)
+    kept = {path: 0 if path in FREE else len(groups[path]) if path in groups else 1 for path in paths}
+    starts = {path: 1.0 if symmetry == max(kept.values()) else start for path, symmetry in kept.items()}
     _check_sizes(in_shape, channels, strides, groups)
+    if not 0 < start < math.inf:
+        raise ValueError(
+            f"start must be positive, got {start}: rates are relative to initial sizes, so that a path of none would stay"
+        )
     blocks = []
     shape = tuple(in_shape)
     for index, (multiple, stride) in enumerate(zip(channels, strides, strict=True)):
@@ -81,7 +91,7 @@ def build(
         symmetric = {path: module for path, module in made.items() if path not in FREE}
         free = {path: module for path, module in made.items() if path in FREE}
         layer = Relaxed(symmetric, free, stride, lifted=next((g for g in groups.values() if len(g) == order), None))
-        blocks.append(_with_gain(layer, math.sqrt(len(paths))))
+        blocks.append(_started(layer, starts))
         shape = out_shape
     return Net(blocks, tuple(in_shape), shape[0] // order, order, width * hidden, classes)
 
@@ -137,9 +147,10 @@ def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequ
 
 
 @torch.no_grad()
-def _with_gain(layer: Relaxed, gain: float) -> Relaxed:
-    """Scale the initial outputs of the paths, so that the mean of n independent ones has the variance of one (gain sqrt n)."""
-    for path in layer.values():
-        last = next(module for name, module in path.named_children() if name in ("linear", "theta_1", "u_1"))
-        last.get_parameter("weight").mul_(gain)
+def _started(layer: Relaxed, starts: dict[str, float]) -> Relaxed:
+    """Scale the initial outputs of the paths in the proportions of ``starts``, so that their mean has the variance of one alone."""
+    gain = len(starts) / math.hypot(*starts.values())
+    for name, path in layer.items():
+        last = next(module for part, module in path.named_children() if part in ("linear", "theta_1", "u_1"))
+        last.get_parameter("weight").mul_(gain * starts[name])
     return layer

@@ -16,7 +16,7 @@ from typing import Any
 from autosym.groups import PLAIN, keeps
 
 STRICT, NEARLY, CONSTANT = 0.01, 0.05, 0.01
-WHOLE = 0.1  # of a network: what was in paths that break a planted symmetry, as a rule (docs/findings.md)
+WHOLE = 0.05  # of a network: what was in paths that break a planted symmetry, as a rule (docs/findings.md)
 FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled

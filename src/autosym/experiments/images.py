@@ -38,6 +38,7 @@ class Run:
     batch_size: int = 128
     width: int = 10
     samples: int | None = None  # of the training set; all by default
+    start: float = 1.0  # of paths that break a symmetry, as in ``nets.build``
 
     @property
     def name(self) -> str:
@@ -113,7 +114,13 @@ def execute(
     if run.samples is not None:
         train = train[0][: run.samples], train[1][: run.samples]
     build = partial(
-        nets.build, run.model, train[0].shape[1:], classes, run.width, prior="omega" if run.prior == "omega" else "u"
+        nets.build,
+        run.model,
+        train[0].shape[1:],
+        classes,
+        run.width,
+        prior="omega" if run.prior == "omega" else "u",
+        start=run.start,
     )
     schedule = Schedule(
         epochs=run.epochs, batch_size=run.batch_size, lr=run.lr, trust=run.trust, every=run.every, step=METHODS[run.method]
