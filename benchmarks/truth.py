@@ -2,6 +2,7 @@
 
     python benchmarks/truth.py [--jobs 14] [--json]         all cases; writes benchmarks/results/truth.json
     python benchmarks/truth.py --only teacher --limit 4     some of them, printed only
+    python benchmarks/truth.py --first-seed 20 --start 0.1  others, with another setting
 
 Four questions, each with data where the answer is yes and data where it is no:
 
@@ -66,18 +67,22 @@ class Case:
 
 
 PLANTS = [(True, 1.0), (False, 1.0), (False, 0.5)]  # symmetric, strength
-CASES = [
-    *(Case("teacher", s, n, FIRST_SEED + i, w) for n in (300, 900, 2700) for s, w in PLANTS for i in range(4)),
-    *(Case("quadrant", s, 1437, FIRST_SEED + i) for s in (True, False) for i in range(4)),
-    *(
-        Case(q, s, n, FIRST_SEED + i, compared=c)
-        for c in (False, True)
-        for q in GROUPS
-        for n in (500, 1437)
-        for s in (True, False)
-        for i in range(3)
-    ),
-]
+
+
+def planted(first_seed: int) -> list[Case]:
+    """All of them, with seeds from ``first_seed`` on."""
+    return [
+        *(Case("teacher", s, n, first_seed + i, w) for n in (300, 900, 2700) for s, w in PLANTS for i in range(4)),
+        *(Case("quadrant", s, 1437, first_seed + i) for s in (True, False) for i in range(4)),
+        *(
+            Case(q, s, n, first_seed + i, compared=c)
+            for c in (False, True)
+            for q in GROUPS
+            for n in (500, 1437)
+            for s in (True, False)
+            for i in range(3)
+        ),
+    ]
 
 
 def gratings(samples: int) -> Tensor:
@@ -140,13 +145,14 @@ def digit_data(case: Case) -> tuple[Tensor, Tensor]:
     return (x - x.mean()) / x.std(), y
 
 
-def answer(case: Case, epochs: int | None) -> dict:
-    """What ``fit`` says of a case."""
+def answer(case: Case, epochs: int | None = None, start: float | None = None) -> dict:
+    """What ``fit`` says of a case, with its default of ``epochs`` and that of ``nets.build`` of ``start``, if there are no others."""
     pair = teacher_data(case) if case.question == "teacher" else digit_data(case)
     torch.manual_seed(case.seed + 1)
     options = {"seed": case.seed, **({} if epochs is None else {"epochs": epochs})}
     shape, classes = pair[0].shape[1:], int(pair[1].max()) + 1
     group, fields = GROUPS.get(case.question, (None, None))
+    started = {} if start is None else {"start": start}
     evidence, detail = {}, {}
     if case.compared:
         rival = f"gconv:{group}"
@@ -156,9 +162,9 @@ def answer(case: Case, epochs: int | None) -> dict:
         said = evidence[rival] > evidence["conv"]
     else:
         if case.question in GROUPS:
-            net = nets.build(f"conv+gconv:{group}", shape, classes, fields, **GROUP)
+            net = nets.build(f"conv+gconv:{group}", shape, classes, fields, **GROUP, **started)
         else:
-            net = nets.build("f-fc+conv", shape, classes, **(TEACHER if case.question == "teacher" else QUADRANT))
+            net = nets.build("f-fc+conv", shape, classes, **(TEACHER if case.question == "teacher" else QUADRANT), **started)
         fit = autosym.fit(net, pair, **options)
         evidence["learned"] = fit.evidence.log_evidence.item()
         found = fit.symmetry()
@@ -217,16 +223,18 @@ def summary(cases: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", choices=sorted({case.question for case in CASES}))
+    parser.add_argument("--only", choices=("flipped", "quadrant", "teacher", "turned"))
     parser.add_argument("--limit", type=int, help="so many cases only")
     parser.add_argument("--epochs", type=int, help="other than the default of fit")
+    parser.add_argument("--start", type=float, help="of paths that break a symmetry, other than the default of nets.build")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of others of these cases: to choose settings by")
     parser.add_argument("--out", type=Path, help="where to write (benchmarks/results/truth.json for a whole run)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout and nothing else there")
     options = parser.parse_args()
-    chosen = [case for case in CASES if options.only in (None, case.question)][: options.limit]
-    out = options.out or (OUT if chosen == CASES and options.epochs is None else None)
+    chosen = [case for case in planted(options.first_seed) if options.only in (None, case.question)][: options.limit]
+    settings = {"epochs": options.epochs, "start": options.start}
+    out = options.out or (OUT if chosen == planted(FIRST_SEED) and set(settings.values()) == {None} else None)
     lines = out.with_suffix(".jsonl") if out else None
-    settings = {"epochs": options.epochs}
     result = summary(
         answers(answer, chosen, options.jobs, lines, settings, lambda case: COST[case.question] * case.samples, show)
     )
