@@ -217,7 +217,7 @@ def run(
 
 def _scale(net: nets.Net, factor: float) -> None:
     for block in net.blocks:
-        nets._with_gain(block, factor)
+        nets.scaled(block, dict.fromkeys(block, factor))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ A network with less evidence than guessing has learned nothing, and reports say 
 they came out, and left out of the counts of those that were learned.
 
 Every case that is done is a line of truth.jsonl beside the result: a run that was stopped goes on where it was. A line of another
-commit or length of training is not taken.
+commit or other settings is not taken.
 """
 
 import argparse
@@ -223,7 +223,7 @@ def summary(cases: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", choices=("flipped", "quadrant", "teacher", "turned"))
+    parser.add_argument("--only", choices=sorted(COST))
     parser.add_argument("--limit", type=int, help="so many cases only")
     parser.add_argument("--epochs", type=int, help="other than the default of fit")
     parser.add_argument("--start", type=float, help="of paths that break a symmetry, other than the default of nets.build")
@@ -232,12 +232,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout and nothing else there")
     options = parser.parse_args()
     chosen = [case for case in planted(options.first_seed) if options.only in (None, case.question)][: options.limit]
-    settings = {"epochs": options.epochs, "start": options.start}
-    out = options.out or (OUT if chosen == planted(FIRST_SEED) and set(settings.values()) == {None} else None)
+    settings = {key: value for key in ("epochs", "start") if (value := getattr(options, key)) is not None}
+    out = options.out or (OUT if chosen == planted(FIRST_SEED) and not settings else None)
     lines = out.with_suffix(".jsonl") if out else None
-    result = summary(
-        answers(answer, chosen, options.jobs, lines, settings, lambda case: COST[case.question] * case.samples, show)
-    )
+    found = answers(answer, chosen, options.jobs, lines, settings, lambda case: COST[case.question] * case.samples, show)
+    result = summary(found) | {"settings": settings}
     if out:
         out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:

@@ -14,8 +14,9 @@ import findings
 import other_groups
 import pool
 import priors
+import schedule
 import truth
-from autosym import likelihoods
+from autosym import likelihoods, nets
 from autosym.groups import GROUPS
 from autosym.priors import Prior
 from autosym.sites import sites
@@ -185,3 +186,17 @@ def test_tables_of_findings_are_made_of_the_files_that_are_there(capsys):
     assert "| turned | 1 of 1 | 0 | 0 |" in said
     assert "Of those with more evidence than guessing: 1 of 2 right" in said
     assert "Of comparisons: 1 of 3 right" in said
+
+
+# ---- schedule
+
+
+def test_paths_without_the_gain_of_their_mean():
+    net = nets.build("f-fc+conv", (1, 8, 8), 3, 2, channels=(1, 2), strides=(2, 2), hidden=2).double()
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        before = {path: module(x) for path, module in net.blocks[0].items()}
+        schedule._scale(net, 0.5)
+        after = {path: module(x) for path, module in net.blocks[0].items()}
+    for path in before:
+        assert torch.allclose(after[path], 0.5 * before[path])

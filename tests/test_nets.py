@@ -251,10 +251,11 @@ def test_sizes_that_do_not_halve_are_refused(size, message):
         ("conv+gconv:c4", ("conv",)),
         ("f-fc+conv+gconv:c4", ("f-fc", "conv")),
         ("gconv:c4+gconv:d4", ("gconv:c4",)),
+        ("f-fc+conv+gconv:c4+gconv:d4", ("f-fc", "conv", "gconv:c4")),
     ],
 )
 def test_paths_that_break_a_symmetry_start_smaller(name, broken):
-    """By ``start``, and their mean has the variance of one path alone, as where all start alike."""
+    """By ``start``, relative to the others; of outputs of equal variance the mean keeps that of one, as where all start alike."""
     outputs = []
     for start in ({"start": 1.0}, {}):
         torch.manual_seed(0)
@@ -280,8 +281,8 @@ def test_paths_that_break_a_symmetry_start_smaller(name, broken):
         ({"name": "conv+conv"}, "unknown network 'conv[+]conv'"),
         ({"in_shape": (32, 32)}, r"in_shape must be \(channels, height, width\), got \(32, 32\)"),
         ({"channels": (1, 2)}, "2 channels and 8 strides"),
-        ({"start": 0.0}, "start must be positive, got 0.0"),
-        ({"start": math.inf}, "start must be positive, got inf"),
+        ({"start": 0.0}, "start must be positive and finite, got 0.0"),
+        ({"start": math.inf}, "start must be positive and finite, got inf"),
     ],
     ids=["name", "twice", "in_shape", "channels", "start", "infinite"],
 )

@@ -9,7 +9,7 @@ head sees the mean over the group, which keeps invariance to it. The network of 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -65,19 +65,21 @@ def build(
     ``filter_anchors`` anchors for a filter and ``grid_anchors`` times the positions of a map; with ``prior="omega"`` their
     inverse lengthscales are parameters with a prior too (Sec. 3.2).
 
-    Paths that break a symmetry which another of their layer keeps start at ``start`` times its size; as rates are relative to the
-    weights' initial sizes, they also move as much slower.
+    Where the paths of a layer keep different symmetries, the initial weights of all but those that keep the most (of a group, then
+    translations) are multiplied by ``start``. Adam's rates in ``fit`` are relative to the weights' initial sizes, so that these paths
+    also move slower, but for their biases. Why: docs/schedule.md.
     """
     paths = name.split("+")
     groups = _groups(name, paths)
     order = max((len(group) for group in groups.values()), default=1)
-    kept = {path: 0 if path in FREE else len(groups[path]) if path in groups else 1 for path in paths}
-    starts = {path: 1.0 if symmetry == max(kept.values()) else start for path, symmetry in kept.items()}
+    symmetries = {path: 0 if path in FREE else len(groups[path]) if path in groups else 1 for path in paths}
+    starts = {path: 1.0 if kept == max(symmetries.values()) else start for path, kept in symmetries.items()}
     _check_sizes(in_shape, channels, strides, groups)
     if not 0 < start < math.inf:
-        raise ValueError(
-            f"start must be positive, got {start}: rates are relative to initial sizes, so that a path of none would stay"
-        )
+        raise ValueError(f"start must be positive and finite, got {start}")
+    gain = len(paths) / math.hypot(
+        *starts.values()
+    )  # the mean of outputs of equal variance, so weighted, has the variance of one
     blocks = []
     shape = tuple(in_shape)
     for index, (multiple, stride) in enumerate(zip(channels, strides, strict=True)):
@@ -91,7 +93,7 @@ def build(
         symmetric = {path: module for path, module in made.items() if path not in FREE}
         free = {path: module for path, module in made.items() if path in FREE}
         layer = Relaxed(symmetric, free, stride, lifted=next((g for g in groups.values() if len(g) == order), None))
-        blocks.append(_started(layer, starts))
+        blocks.append(scaled(layer, {path: gain * factor for path, factor in starts.items()}))
         shape = out_shape
     return Net(blocks, tuple(in_shape), shape[0] // order, order, width * hidden, classes)
 
@@ -147,10 +149,9 @@ def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequ
 
 
 @torch.no_grad()
-def _started(layer: Relaxed, starts: dict[str, float]) -> Relaxed:
-    """Scale the initial outputs of the paths in the proportions of ``starts``, so that their mean has the variance of one alone."""
-    gain = len(starts) / math.hypot(*starts.values())
+def scaled(layer: Relaxed, factors: Mapping[str, float]) -> Relaxed:
+    """The layer, with the outputs of each path (less its biases) multiplied by its factor."""
     for name, path in layer.items():
         last = next(module for part, module in path.named_children() if part in ("linear", "theta_1", "u_1"))
-        last.get_parameter("weight").mul_(gain * starts[name])
+        last.get_parameter("weight").mul_(factors[name])
     return layer

@@ -155,7 +155,8 @@ def whole(broken: Mapping[str, float]) -> str:
     said = [f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
     if not said:
         return ""
-    return f"Of all effective parameters {', '.join(said)}; where the symmetry was planted, as a rule less than {100 * WHOLE:.0f} %."
+    rule = f"where the symmetry was planted, in networks of nets.build, as a rule less than {100 * WHOLE:.0f} %"
+    return f"Of all effective parameters {', '.join(said)}; {rule}."
 
 
 def _verdict(paths: Sequence[Mapping[str, Any]], learned: bool, guess: bool) -> tuple[str, float | None]:

@@ -38,7 +38,7 @@ class Run:
     batch_size: int = 128
     width: int = 10
     samples: int | None = None  # of the training set; all by default
-    start: float = 1.0  # of paths that break a symmetry, as in ``nets.build``
+    start: float = 1.0  # as in ``nets.build``; all paths alike, which was its default when the results were made
 
     @property
     def name(self) -> str:
