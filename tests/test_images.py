@@ -213,6 +213,28 @@ def test_a_run_trains_on_the_first_samples_and_is_tested_on_all(folder, tmp_path
             assert augment is (data.flip_and_crop if task == "cifar-10" else None)
 
 
+@pytest.mark.parametrize(("start", "ratio"), [(1.0, 1.0), (0.1, 0.1)])
+def test_a_run_builds_the_network_of_its_start(start, ratio, folder, tmp_path, monkeypatch):
+    class Built(Exception):
+        pass
+
+    def stop(build, *rest):
+        raise Built(build)
+
+    monkeypatch.setattr(images, "train_and_measure", stop)
+    weights = []
+    for run in (
+        Run("table3", "mnist", "conv+gconv:c4", width=1, start=start),
+        Run("table3", "mnist", "conv+gconv:c4", width=1),
+    ):
+        with pytest.raises(Built) as caught:
+            images.execute(run, data_dir=folder, results=tmp_path)
+        torch.manual_seed(0)
+        block = caught.value.args[0]().requires_grad_(False).blocks[0]
+        weights.append(block["conv"].linear.weight.norm() / block["gconv:c4"].linear.weight.norm())
+    assert float(weights[0] / weights[1]) == pytest.approx(ratio, rel=1e-5), "results kept so far have paths that start alike"
+
+
 def test_a_run_repeats_and_another_seed_is_another(folder, tmp_path):
     results = [
         images.execute(replace(CELLS[1], seed=seed), data_dir=folder, results=tmp_path / str(number))
