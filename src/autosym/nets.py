@@ -77,9 +77,8 @@ def build(
     _check_sizes(in_shape, channels, strides, groups)
     if not 0 < start < math.inf:
         raise ValueError(f"start must be positive and finite, got {start}")
-    gain = len(paths) / math.hypot(
-        *starts.values()
-    )  # the mean of outputs of equal variance, so weighted, has the variance of one
+    # the mean of outputs of equal variance, so weighted, has the variance of one
+    gain = len(paths) / math.hypot(*starts.values())
     blocks = []
     shape = tuple(in_shape)
     for index, (multiple, stride) in enumerate(zip(channels, strides, strict=True)):
