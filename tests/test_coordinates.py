@@ -107,7 +107,8 @@ def test_steps_in_a_frame_leave_the_map_where_it_is_and_lead_there(name, make, p
     owned = sites(model)
     with torch.no_grad():
         path.weight.copy_(optimum.view_as(path.weight))
-    for start, steps, tolerance in (("optimum", 5, 1e-5), ("zero", 1500, 1e-3)):
+    # At the optimum Adam's metric is that of small gradients: every step there makes errors of rounding some hundred times larger.
+    for start, steps, tolerance in (("optimum", 2, 1e-8), ("zero", 1500, 1e-3)):
         if start == "zero":
             path.weight.data.zero_()
         weights = Weights({s.name: s.parameter for s in owned}, len(x), "adam", frames=frames(owned))
