@@ -44,7 +44,7 @@ def build(case: Case, width: int) -> nets.Net:
 
     def whole(name: str) -> nets.Net:
         classes = quadrant_digits.TASKS[case.task]
-        return nets.build(name, (1, 16, 16), classes, width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8, start=1.0)
+        return nets.build(name, (1, 16, 16), classes, width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8)
 
     net = whole("conv")
     if case.depth:

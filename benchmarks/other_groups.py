@@ -58,7 +58,7 @@ def fitted(case: Case, epochs: int) -> dict:
     train, (x, y) = tensors(case)
     torch.manual_seed(case.seed)
     name = f"f-fc+conv+gconv:{case.group}"
-    net = nets.build(name, (1, 8, 8), 10, WIDTHS[case.group], (1, 2, 4), (2, 2, 2), hidden=8, start=1.0)
+    net = nets.build(name, (1, 8, 8), 10, WIDTHS[case.group], (1, 2, 4), (2, 2, 2), hidden=8)
     fit = autosym.fit(net, train, epochs=epochs, seed=case.seed)
     with torch.no_grad():
         accuracy = 100 * scores(net(x), y).accuracy

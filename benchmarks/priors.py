@@ -41,7 +41,7 @@ def fitted(case: Case, epochs: int, width: int) -> dict:
     train, (x, y) = quadrant_digits.tensors(run)
     torch.manual_seed(case.seed)
     net = nets.build(
-        "f-fc+conv", (1, 16, 16), quadrant_digits.TASKS[case.task], width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8, start=1.0
+        "f-fc+conv", (1, 16, 16), quadrant_digits.TASKS[case.task], width, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8
     ).to(x)
     fit = autosym.fit(net, train, epochs=epochs, lr=run.lr, seed=case.seed, **PRIORS[case.prior])
     with torch.no_grad():
