@@ -38,7 +38,7 @@ class Run:
     batch_size: int = 128
     width: int = 10
     samples: int | None = None  # of the training set; all by default
-    start: float = 1.0  # as in ``nets.build``; all paths alike, which was its default when the results were made
+    start: float = 1.0  # as in ``nets.build``; that of Tables 1 and 2, whose paths start alike
 
     @property
     def name(self) -> str:
@@ -157,7 +157,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none.
 
-    Parameters, epochs, device and shares are those of the first seed.
+    Parameters, epochs and device are those of the first seed.
     """
     found = stored(table, results, Run)
     return [
@@ -223,7 +223,7 @@ def _row(run: Run, results: Sequence[dict], paper: Mapping[str, Any]) -> dict[st
         "parameters": cells[0]["parameters"] if cells else None,
         "epochs": results[0]["config"]["epochs"] if results else None,
         "device": results[0]["provenance"]["device"] if results else None,
-        "shares": mean_shares(results[0]["symmetry"]) if results else None,
+        "shares": mean_shares([path for result in results for path in result["symmetry"]]) if results else None,
         **{f"paper_{key}": paper.get(key) for key in ("accuracy", "nll", "evidence", "shares")},
     }
 
@@ -272,7 +272,7 @@ def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def mean_shares(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The share of each path, averaged over layers."""
+    """The share of each path, averaged over layers (of all networks, where there are several)."""
     shares: dict[str, list[float]] = {}
     for path in symmetry:
         shares.setdefault(path["path"], []).append(path["share"] or 0.0)
