@@ -148,6 +148,13 @@ def test_frozen_weights_are_no_activations():
     assert verify(model, x) < 2 * whole
 
 
+@pytest.mark.parametrize(("free", "taken"), [(4, 2), (32, 16), (139, 16)])
+def test_by_itself_a_pass_leaves_most_of_a_gpu_to_others(free, taken, monkeypatch):
+    """Half of what is free each would leave the seventh of several runs a hundredth of it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 2**30, 139 * 2**30))
+    assert curvature_module.budget(None, torch.device("cuda")) == taken * 2**30
+
+
 def test_a_budget_may_have_no_limit():
     model, data = mlp(5, 4, 3), draw("categorical", 600)
     assert taken(model, data, memory=math.inf)[1] == [256, 256, 88]

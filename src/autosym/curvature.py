@@ -97,8 +97,8 @@ def kfac(
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
 
     Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
-    more than ``memory`` GiB beside the factors (2, or half of what is free on a GPU): the result does not depend on it. Several processes
-    (``torch.distributed``) take a part of the samples each, and all have the result.
+    more than ``memory`` GiB beside the factors (2, or on a GPU half of what is free, 16 at most: others may be using it): the result does not
+    depend on it. Several processes (``torch.distributed``) take a part of the samples each, and all have the result.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
@@ -305,7 +305,7 @@ def budget(memory: float | None, device: torch.device) -> float:
         if not memory > 0:
             raise ValueError(f"memory is in GiB and must be positive, got {memory}")
         return memory * 2**30
-    return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 2 * 2**30
+    return min(torch.cuda.mem_get_info(device)[0] / 2, 16 * 2**30) if device.type == "cuda" else 2 * 2**30
 
 
 def choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:
