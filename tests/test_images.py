@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -265,17 +266,28 @@ def test_the_time_of_evidence_steps_is_what_their_epochs_take_beyond_the_others(
 
 
 def test_seconds_of_a_resumed_run_are_those_of_all_its_parts(folder, tmp_path, monkeypatch):
-    fit = running.fit
+    """Of one that was stopped in its third epoch, after a second of a thousand seconds; and again, when nothing is left to train."""
+    fit, clock, ahead = running.fit, time.perf_counter, [0.0]
 
-    def resumed(*arguments, log, **options):
-        fitted = fit(*arguments, **options)
-        log({"seconds": 1000.0})  # at the end of its last epoch, the earlier parts included
-        return fitted
+    def stopped(*arguments, log, **options):
+        def logged(line):
+            ahead[0] = 1000.0
+            if line["epoch"] == 3:
+                raise KeyboardInterrupt
 
-    run = Run("table1", "digit", "conv", "map", **SMALL)
-    once = images.execute(run, data_dir=folder, results=tmp_path)["row"]["seconds"]
-    monkeypatch.setattr(running, "fit", resumed)
-    assert 1000 < images.execute(run, data_dir=folder, results=tmp_path)["row"]["seconds"] < 1000 + 10 * once + 60
+        return fit(*arguments, log=logged, **options | {"checkpoint_seconds": 0.0})
+
+    def execute(resume):
+        run = Run("table1", "digit", "conv", "map", epochs=3, width=1)
+        return images.execute(run, data_dir=folder, results=tmp_path, out=tmp_path / "out", resume=resume)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
+    monkeypatch.setattr(running, "fit", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        execute(resume=False)
+    monkeypatch.setattr(running, "fit", fit)
+    seconds = [execute(resume=True)["row"]["seconds"] for _ in range(2)]
+    assert min(seconds) > 1000
 
 
 # ---- rows

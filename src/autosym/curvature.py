@@ -97,8 +97,8 @@ def kfac(
     of the model. The model's mode, gradients, buffers and hooks are left as they were.
 
     Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
-    more than ``memory`` GiB beside the factors (2, or on a GPU half of what is free, 16 at most: others may be using it): the result does not
-    depend on it. Several processes (``torch.distributed``) take a part of the samples each, and all have the result.
+    more than ``memory`` GiB beside the factors (2, or on a GPU half of what is free, 16 at most: others may be using it): the result does
+    not depend on it. Several processes (``torch.distributed``) take a part of the samples each, and all have the result.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)

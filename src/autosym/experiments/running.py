@@ -50,7 +50,7 @@ def train_and_measure(
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
-    began = [time.perf_counter()]
+    seen = [time.perf_counter()]  # when the last epoch ended
     if out is not None:
         start_anew(out, resume)
     try:
@@ -68,12 +68,12 @@ def train_and_measure(
             checkpoint=out and out / CHECKPOINT,
             checkpoint_seconds=10,
             resume=resume,
-            log=lambda line: began.append(time.perf_counter() - line["seconds"]),  # long ago, where it is resumed
+            log=lambda line: seen.append(time.perf_counter()),
         )
         x, y = test
         with torch.no_grad():
             logits = torch.cat([net(part.to(device)).cpu() for part in x.split(1000)])
-        seconds = time.perf_counter() - min(began)
+        seconds = fitted.history[-1]["seconds"] + time.perf_counter() - seen[-1]
         if out is not None:
             contents = findings.contents(fitted, test, title=run.name, measured_on="held out")
             write(contents | {"command": _command(run)}, out / "report.json", indent=None)
