@@ -34,7 +34,7 @@ class Case:
 
 
 def fitted(case: Case, epochs: int, width: int) -> dict:
-    """In nats a sample: training loss, what Laplace expects of its Gaussian beyond it, the evidence and its bound, loss on held-out digits."""
+    """In nats a sample: training loss, what Laplace expects of its Gaussian beyond it, the evidence and its bound, held-out loss."""
     run = quadrant_digits.Run("digit", seed=case.seed, epochs=case.length * epochs, width=width)
     train, (x, y) = quadrant_digits.tensors(run)
     torch.manual_seed(case.seed)

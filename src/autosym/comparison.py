@@ -25,7 +25,7 @@ from autosym.sparse import SparseOut
 from autosym.tables import table
 from autosym.training import Fit, fit
 
-SURE = 5  # times the loss: from there on the gap to ``bound`` was larger than what Laplace expects (docs/evidence.md)
+SURE = 5  # times the loss: from about there on the bound is below the evidence by more than Laplace expects (docs/evidence.md)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Bound:
 
     @property
     def gap(self) -> float:
-        """How far the bound is below the Laplace evidence, in nats a sample: 0 where Laplace is exact."""
+        """How far the bound is below the Laplace evidence, in nats a sample: 0 where that is exact, negative where it is too small."""
         return (self.log_evidence - self.bound) / self.samples
 
     def __str__(self) -> str:
@@ -325,7 +325,7 @@ def _sure(fitted: Fit) -> Iterator[str]:
     if fitted.likelihood.name == "categorical" and expected > SURE * loss:
         yield (
             f"it is so sure of its training data ({loss:.2g} nats a sample, where Laplace expects {expected:.2g} more of its Gaussian) "
-            "that its evidence is too large: fit.bound(data) tells by how much"
+            "that the Gaussian is too wide and the evidence not to be trusted: fit.bound(data) gives a lower bound"
         )
 
 
