@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-SURE = {"loss": 4, "expected": 3, "evidence": 3, "bound": 3, "held_out": 3, "accuracy": 1}  # and how many digits of each
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -47,28 +46,6 @@ def approximations(result: dict) -> str:
     )
     head = f"AIS is uncertain by at most {worst:.1f} nats; on linear regression, {linear}.\n\n"
     return head + markdown(("estimator", "mean error (nats)", "from, to", "CONV or F-FC as AIS", "the best as AIS"), rows)
-
-
-def sure(result: dict) -> str:
-    groups: dict[tuple, list[dict]] = {}
-    for entry in result["cases"]:
-        groups.setdefault((entry["length"], entry["precision"]), []).append(entry)
-    rows = []
-    for (length, precision), entries in groups.items():
-        by = "learned" if precision is None else f"{precision:g}"
-        means = (f"{sum(entry[key] for entry in entries) / len(entries):.{digits}f}" for key, digits in SURE.items())
-        rows.append((length * result["settings"]["epochs"], by, *means))
-    names = (
-        "epochs",
-        "precision",
-        "training loss",
-        "expected beyond it",
-        "Laplace evidence",
-        "bound",
-        "held-out loss",
-        "accuracy (%)",
-    )
-    return markdown(names, rows)
 
 
 def shares(line: dict) -> str:
@@ -125,7 +102,6 @@ def costs(result: dict) -> str:
 TABLES = {
     "truth": truth,
     "approximations": approximations,
-    "sure": sure,
     "priors": priors,
     "other_groups": other_groups,
     "ablation": ablation,

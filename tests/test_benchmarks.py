@@ -15,7 +15,6 @@ import other_groups
 import pool
 import priors
 import schedule
-import sure
 import truth
 from autosym import likelihoods, nets
 from autosym.groups import GROUPS
@@ -126,18 +125,6 @@ def test_full_and_kernel_laplace_are_one_number():
 
 
 # ---- priors, other groups, ablation, costs
-
-
-def test_sure_networks_are_measured_in_nats_a_sample():
-    learned, fixed = (sure.Case(precision, 1, 1) for precision in (None, 0.01))
-    entries = [asdict(case) | sure.fitted(case, epochs=1, width=1) for case in (learned, fixed)]
-    for entry in entries:
-        assert 0 < entry["loss"] < 3, "of ten classes: 2.3 by guessing"
-        assert entry["evidence"] < -entry["loss"]
-        assert abs(entry["bound"] - entry["evidence"]) < 0.5, "of a network that has learned nothing yet"
-    assert entries[0]["expected"] < entries[1]["expected"], "of a wider prior the data determine more"
-    said = findings.sure({"settings": {"epochs": 60}, "cases": [entries[1], entries[1] | {"loss": entries[1]["loss"] + 2}]})
-    assert f"| 60 | 0.01 | {entries[1]['loss'] + 1:.4f} |" in said
 
 
 def test_priors_are_fitted_and_averaged_over_seeds():

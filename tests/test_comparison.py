@@ -103,6 +103,14 @@ def test_weights_that_were_changed_after_the_fit_are_seen(data):
         autosym.compare(fits, data)
 
 
+def test_targets_that_would_be_broadcast_are_refused(data):
+    """Sums over samples do not tell (N,) from (N, 1)."""
+    x, y = data
+    fits = [at_mode(Part(range(n)), x, y) for n in (4, 5)]
+    with pytest.raises(ValueError, match="do not match outputs"):
+        autosym.compare(fits, (x, y[:, 0]))
+
+
 def test_rows_are_json_and_print_as_a_table(data):
     found = autosym.compare({"many": at_mode(Part(range(5)), *data), "few": at_mode(Part(range(2)), *data)}, data)
     rows = json.loads(json.dumps(found.rows, allow_nan=False))

@@ -2,7 +2,7 @@
 
 from autosym import noether as noether
 from autosym.averaging import symmetrise
-from autosym.comparison import Bound, Comparison, compare
+from autosym.comparison import Comparison, compare
 from autosym.conversion import Relaxation, relax
 from autosym.equivariance import assert_equivariant, equivariance_error
 from autosym.evidence import Evidence, log_evidence
@@ -17,7 +17,6 @@ from autosym.training import Fit, fit
 
 __version__ = "0.1.0.dev0"
 __all__ = [
-    "Bound",
     "Categorical",
     "Comparison",
     "Evidence",

@@ -16,16 +16,12 @@ from torch import Tensor, nn
 
 from autosym import curvature, wording
 from autosym.batching import Data, batches, to_model
-from autosym.likelihoods import Gaussian
 from autosym.paths import FactoredOut, GroupConv, Path
-from autosym.predictive import drawn
 from autosym.priors import Prior
 from autosym.sites import sites
 from autosym.sparse import SparseOut
 from autosym.tables import table
 from autosym.training import Fit, fit
-
-SURE = 5  # times the loss: from about there on the bound is below the evidence by more than Laplace expects (docs/evidence.md)
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
     for place, (name, probability) in enumerate(zip(order, probabilities([values[n] for n in order]), strict=True)):
         margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
         unlearned = _unlearned(fits[name])
-        warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned), *_sure(fits[name])]
+        warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned)]
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
         row = (name, values[name], values[name] / samples, difference, probability, short[name], unlearned, tuple(warnings))
         compared.append(Compared(*row))
@@ -124,65 +120,6 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
 def probabilities(log_evidences: Sequence[float]) -> list[float]:
     """Posterior probabilities of models at equal prior ones."""
     return torch.tensor(log_evidences, dtype=torch.float64).softmax(0).tolist()
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The Laplace evidence and, beside it, a lower bound of the linearised model's; in nats over all samples of the fit.
-
-    ``standard_error`` is that of ``bound`` for having looked at some of the samples only.
-    """
-
-    log_evidence: float
-    bound: float
-    standard_error: float
-    samples: int
-
-    @property
-    def gap(self) -> float:
-        """How far the bound is below the Laplace evidence, in nats a sample: 0 where that is exact, negative where it is too small."""
-        return (self.log_evidence - self.bound) / self.samples
-
-    def __str__(self) -> str:
-        below = f"{self.gap:.3f} ± {self.standard_error / self.samples:.3f} nats a sample below"
-        return f"log evidence {self.log_evidence:.1f} nats by Laplace; its own Gaussian bounds it by {self.bound:.1f}, {below}"
-
-
-def bound(fitted: Fit, data: Data, look_at: int = 256, draws: int = 256, seed: int = 0) -> Bound:
-    """How far may the Laplace evidence be trusted? The variational bound at its own Gaussian, of the linearised model.
-
-        log p(D) >= E_q log p(D | f) - KL(q, prior) = E_q log p(D | f) + occam + gamma / 2,       q = N(w*, Sigma), f as in ``predictive``
-
-    Laplace takes log p(D | w*) - gamma / 2 for the expectation. That is right where the log-likelihood is quadratic, and far too much
-    where a classifier is so sure of its training data that their curvature vanishes: q is then wide, and the data are improbable under
-    most of it. The expectation is taken over ``look_at`` samples of ``data``, which are those of the fit, by ``draws`` of f (for squared
-    loss in closed form).
-    """
-    at, prior, likelihood = fitted.laplace, fitted.prior, fitted.likelihood
-    if math.isfinite(prior.nu):
-        raise ValueError("a bound is of Gaussian priors: this fit has a Student-t prior (nu=)")
-    chosen = curvature.choose(min(look_at, at.samples), at.samples, seed)
-    assert chosen is not None
-    kept, seen = [], 0
-    for x, y in _own(fitted, data):
-        rows = chosen[seen : seen + len(x)].to(x.device)
-        kept.append((x[: len(rows)][rows], y[: len(rows)][rows]))
-        seen += len(x)
-    x, y = (torch.cat(part) for part in zip(*kept, strict=True))
-    with torch.no_grad():
-        found = fitted.predictive(x)
-        if isinstance(likelihood, Gaussian):
-            statistic = (found.mean - y).square().sum(1) + found.covariance.diagonal(dim1=1, dim2=2).sum(1)
-        else:
-            noise = torch.randn(draws, *found.mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-            f = drawn(found.mean, found.covariance, noise)
-            statistic = f.log_softmax(-1).mean(0).gather(1, y.long()[:, None])[:, 0]
-        expected = likelihood.log_likelihood(statistic.cpu(), at.outputs)
-        slack = fitted.evidence.occam + at.effective_parameters(prior).sum() / 2
-    looked = len(expected)
-    spread = float(expected.std()) * math.sqrt(max(0.0, 1 / looked - 1 / at.samples)) if looked > 1 else math.nan
-    value = at.samples * float(expected.mean()) + float(slack)
-    return Bound(float(fitted.evidence.log_evidence), value, at.samples * spread, at.samples)
 
 
 def short_of_mode(fitted: Fit, data: Data) -> float:
@@ -205,33 +142,26 @@ def short_of_mode(fitted: Fit, data: Data) -> float:
 def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     """The gradient of the log-likelihood of all data at unit scale, by name of path."""
     owned = {site.name: site.parameter for site in sites(fitted.model)}
+    moved = [name for name, weight in owned.items() if not torch.equal(weight, fitted.laplace.parameters[name])]
+    if moved:
+        raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
-    for x, y in _own(fitted, data):
-        with torch.enable_grad():
-            loss = fitted.likelihood.loss(fitted.model(x), y)
-        for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):
-            total -= part
-    return sums
-
-
-def _own(fitted: Fit, data: Data) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the data of a fit, whose weights are still those of its evidence; other data are refused at their end."""
-    for site in sites(fitted.model):
-        if not torch.equal(site.parameter, fitted.laplace.parameters[site.name]):
-            raise ValueError(
-                f"the weights of {site.name} were changed after the fit: its evidence is of the weights before that"
-            )
     samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
     for x, y in batches(data, 256):
         x, y = to_model(x, y, fitted.model, "the data")
         samples, fingerprint = samples + len(x), fingerprint + curvature.fingerprint(x, y).cpu()
-        yield x, y
+        fitted.likelihood.check(fitted.laplace.outputs, y)
+        with torch.enable_grad():
+            loss = fitted.likelihood.loss(fitted.model(x), y)
+        for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):
+            total -= part
     at = fitted.laplace.curvature
     if samples != at.samples or (at.fingerprint is not None and not alike(fingerprint, at.fingerprint)):
         raise ValueError(
             f"these {samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
             "fitted to, or none"
         )
+    return sums
 
 
 def _unlearned(fitted: Fit) -> float:
@@ -315,18 +245,6 @@ def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: flo
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):
         yield f"its precisions could still gain {unlearned:.3g} nats, more than the {margin:.3g} that decide: train longer"
-
-
-def _sure(fitted: Fit) -> Iterator[str]:
-    """Where a classifier fits its training data far better than Laplace expects of its own Gaussian, gamma / 2 nats below the weights."""
-    with torch.no_grad():
-        expected = float(fitted.laplace.effective_parameters(fitted.prior).sum()) / 2 / fitted.evidence.samples
-    loss = -float(fitted.evidence.log_likelihood) / fitted.evidence.samples
-    if fitted.likelihood.name == "categorical" and expected > SURE * loss:
-        yield (
-            f"it is so sure of its training data ({loss:.2g} nats a sample, where Laplace expects {expected:.2g} more of its Gaussian) "
-            "that the Gaussian is too wide and the evidence not to be trusted: fit.bound(data) gives a lower bound"
-        )
 
 
 def _given(data: Data | None) -> Data:

@@ -91,15 +91,10 @@ def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, s
         variance = covariance.diagonal(dim1=1, dim2=2)
         return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
     # One draw for all inputs: an input's probabilities do not depend on its batchmates.
-    noise = torch.randn(samples, 1, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
-    return drawn(mean, covariance, noise).softmax(-1).mean(0)
-
-
-def drawn(mean: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
-    """Outputs (S, B, D) of these means (B, D) and covariances (B, D, D), by standard normal ``noise`` (S, B or 1, D)."""
+    noise = torch.randn(samples, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    return mean + torch.einsum("bij,nbj->nbi", root, noise.to(mean.device).expand(-1, len(mean), -1))
+    return (mean + torch.einsum("bij,nj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path as File
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,6 @@ from autosym.schedules import Schedule
 from autosym.sites import frames, sites, sizes
 from autosym.symmetry import Symmetry, symmetry
 
-if TYPE_CHECKING:
-    from autosym.comparison import Bound
-
 
 @dataclass(frozen=True)
 class Fit:
@@ -67,12 +64,6 @@ class Fit:
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
         return predictive(self.model, x, self._eigenvectors, self.prior, self.likelihood, link, samples, seed)
-
-    def bound(self, data: Data, look_at: int = 256, draws: int = 256, seed: int = 0) -> "Bound":
-        """How far may the evidence be trusted? A lower bound beside it, at ``data``, those of the fit (see ``comparison.bound``)."""
-        from autosym import comparison
-
-        return comparison.bound(self, data, look_at, draws, seed)
 
     def report(self, path: str | File, data: Data | None = None, **options: Any) -> File:
         """Write what was learned as one HTML file that opens anywhere; needs the extra ``report`` (jinja2).
