@@ -120,13 +120,29 @@ def test_the_accuracy_of_a_result_follows_from_its_labels(path):
     assert result["row"]["standard_error"] == pytest.approx(error, rel=1e-6)
 
 
-def test_the_legend_of_a_figure_has_the_paths_of_every_network(tmp_path, monkeypatch):
-    """Of Table 2 as it is kept: factored and sparse networks, side by side."""
-    figures = pytest.importorskip("matplotlib.figure")
+def figure(table, runs, monkeypatch):
+    """What is drawn of the results that are kept."""
     drawn = []
+    figures = pytest.importorskip("matplotlib.figure")
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
-    images.figure("table2", table2.RUNS, tmp_path / "table2.png", Path(__file__).parent.parent / "results")
-    titles = [axis.get_title().split(":")[1].rsplit(",", 1)[0].strip() for axis in drawn[0].axes[:4]]
+    images.figure(table, runs, Path("none.png"), Path(__file__).parent.parent / "results")
+    return drawn[0]
+
+
+def test_the_legend_of_a_figure_has_the_paths_of_every_network(monkeypatch):
+    """Of Table 2: factored and sparse networks, two by two."""
+    drawn = figure("table2", table2.RUNS, monkeypatch)
+    titles = [title.split(":")[1].rsplit(",", 1)[0].strip() for axis in drawn.axes if (title := axis.get_title())]
     assert titles == ["fc+conv", "f-fc+conv", "s-fc+s-conv, prior on u", "s-fc+s-conv, prior on omega"], "as in the table"
-    named = {text.get_text() for text in drawn[0].legends[0].get_texts()}
+    named = {text.get_text() for text in drawn.legends[0].get_texts()}
     assert named == {"conv (symmetric)", "fc (free)", "f-fc (free)", "s-conv (symmetric)", "s-fc (free)"}
+
+
+def test_five_networks_are_drawn_three_and_two(monkeypatch):
+    """Each with its precisions below its shares; nothing is drawn in the sixth place."""
+    drawn = figure("table3", table3.RUNS, monkeypatch)
+    rows = [drawn.axes[start : start + 3] for start in range(0, 12, 3)]
+    tasks = [[axis.get_title().split(":")[0] for axis in row] for row in rows]
+    assert tasks == [["mnist", "translated-mnist", "rotated-mnist"], [""] * 3, ["cifar-10", "rotated-cifar-10", ""], [""] * 3]
+    assert [[axis.axison for axis in row] for row in rows] == [[True] * 3, [True] * 3, [True, True, False], [True, True, False]]
+    assert all("precision" in axis.get_xlabel() for axis in [*rows[1], *rows[3][:2]])

@@ -1,5 +1,6 @@
 """What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
 
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -189,14 +190,20 @@ def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESU
     learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
     if not learned:
         raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
-    figure, axes = plt.subplots(2, len(learned), figsize=(6 * len(learned), 7.5), layout="constrained", squeeze=False)
-    for column, result in enumerate(learned):
+    bands = math.ceil(len(learned) / 3)  # of two or three networks beside each other, so that a page shows them
+    columns = math.ceil(len(learned) / bands)
+    size = (6 * columns, 7.5 * bands)
+    figure, axes = plt.subplots(2 * bands, columns, figsize=size, layout="constrained", squeeze=False)
+    pairs = [axes[2 * band : 2 * band + 2, column] for band in range(bands) for column in range(columns)]
+    for axis in (axis for pair in pairs[len(learned) :] for axis in pair):
+        axis.axis("off")
+    for (above, below), result in zip(pairs, learned, strict=False):
         run, accuracy = result["config"], result["row"]["accuracy"]
         prior = {"theta": "", "u": ", prior on u", "omega": ", prior on omega"}[run["prior"]]
         title = f"{run['task'].replace('+', ' and ')}: {run['model']}{prior}, {accuracy:.1f} %"
-        draw_shares(axes[0][column], result["symmetry"], title)
-        draw_precisions(axes[1][column], result["symmetry"], "")
-    legend = {label: bar for axis in axes[0] for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        draw_shares(above, result["symmetry"], title)
+        draw_precisions(below, result["symmetry"], "")
+    legend = {label: bar for axis in axes[::2].flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
