@@ -134,6 +134,14 @@ def test_a_pendulum_conserves_nothing_of_degree_two():
 
 
 @pytest.mark.slow
+def test_what_has_evidence_only_beside_a_direction_that_drifts_is_no_symmetry():
+    found = discover(trajectories(pendulum(), 20, seed=3), 0.1, seed=3)
+    assert found.log_evidence > found.log_evidence_without, "the case is one where both together have evidence"
+    assert min(q.drift for q in found.drifting) < 0.25 < max(q.drift for q in found.drifting)
+    assert found.symmetries == 0 and "Not counted: 2" in str(found)
+
+
+@pytest.mark.slow
 def test_two_oscillators_have_four_symmetries():
     found = discover(trajectories(oscillators(2), 20), 0.1)
     assert found.symmetries == 4

@@ -65,8 +65,8 @@ def cautions(contents: Mapping[str, Any]):
         yield "The model with symmetries has no more evidence than the one without any: nothing can be concluded from its generators."
     if contents["drifting"]:
         yield (
-            f"{len(contents['drifting'])} more directions stand out but change along held-out trajectories: they are approximate "
-            "symmetries at best, and are not counted."
+            f"Directions that stand out but {wording.APPROXIMATE} are approximate symmetries at best, and are not counted: there are "
+            f"{len(contents['drifting'])}."
         )
     idle = [q["name"] or q["text"] for q in contents["quantities"] if q["nats"] < 1]
     if idle:

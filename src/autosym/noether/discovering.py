@@ -131,21 +131,26 @@ def _read(
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
     count = count_directions(values, max(reached) - plain)
     basis = readable(vectors[:count], known, scale)
-    lost = [max(reached) - _without(model, x, v, direction) for direction in basis]
+    lost = [max(reached) - _without(model, x, v, direction[None]) for direction in basis]
     quantities = [
         _quantity(direction, nats, known, names, scale, held_out) for direction, nats in zip(basis, lost, strict=True)
     ]
     left = residual(_mean_features(model, x, v), model.conserved, x, model.times(256, 1), model.times(64, 2) / 2)
-    conserved, drifting = (tuple(q for q in quantities if (q.drift <= DRIFTS) == kept) for kept in (True, False))
+    drifts = torch.tensor([q.drift > DRIFTS for q in quantities], dtype=torch.bool)
+    if drifts.any() and _without(model, x, v, torch.linalg.qr(basis[drifts].mT)[0].mT) <= plain:
+        drifts[:] = True  # by themselves the others have no evidence for them
+    conserved, drifting = (
+        tuple(q for q, drift in zip(quantities, drifts, strict=True) if drift == which) for which in (False, True)
+    )
     return Discovery(
         conserved, drifting, tuple(values.tolist()), vectors, max(reached), plain, tuple(reached), left, len(x), scale
     )
 
 
-def _without(model: Regression, x: Tensor, v: Tensor, direction: Tensor, steps: int = 30) -> float:
-    """The log evidence with one direction projected out; precision and noise are learned again, so that it has its best chance."""
+def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps: int = 30) -> float:
+    """The log evidence with orthonormal directions projected out; precision and noise are learned again, as its best chance."""
     kept = {name: t.detach().clone() for name, t in model.named_parameters(recurse=False)}
-    with model.without(direction[None]):
+    with model.without(directions):
         assert model.conserved is not None
         model.conserved.requires_grad_(False)
         model.fit(x, v, steps, 64)

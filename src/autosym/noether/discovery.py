@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autosym import wording
 from autosym.noether.conserved import Quadratic
 from autosym.noether.known import Known, unit
 
@@ -41,12 +42,15 @@ class Quantity:
 class Discovery:
     """The conserved quantities that the evidence asked for.
 
-    A direction counts as a symmetry if its singular value in the stack of generators is at least STANDS_OUT of the largest, if the model
-    with symmetries has more evidence than the one without any, and if its drift along held-out trajectories is at most DRIFTS.
+    A direction counts as a symmetry if its singular value in the stack of generators is at least STANDS_OUT of the largest, if its drift
+    along held-out trajectories is at most DRIFTS, and if the model has more evidence than the one without any symmetry, also without the
+    directions that drift.
     """
 
     quantities: tuple[Quantity, ...]
-    drifting: tuple[Quantity, ...]  # that stand out, but are not conserved: the symmetry is approximate at best
+    drifting: tuple[
+        Quantity, ...
+    ]  # that stand out, but are not conserved, or have evidence only beside such: approximate at best
     singular_values: tuple[float, ...]
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact
@@ -93,7 +97,9 @@ class Discovery:
         lines += [f"C{i + 1} = {q}" for i, q in enumerate(self.quantities)]
         if self.drifting:
             worst = max(q.drift for q in self.drifting)
-            lines.append(f"{len(self.drifting)} more stand out but are not conserved (drift up to {worst:.0%}).")
+            lines.append(
+                f"Not counted: {len(self.drifting)} that stand out but {wording.APPROXIMATE} (drift up to {worst:.0%})."
+            )
         lines.append("Singular values: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
         lines.append(
             f"Log evidence {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry; "
