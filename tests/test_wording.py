@@ -198,6 +198,16 @@ def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
         assert wording.summary(said_of(chance - 0.1) | unknown)["headline"] == learned["headline"]
 
 
+def test_labels_of_one_class_are_not_a_symmetry():
+    """They are explained as well as can be: by the evidence alone nothing would be wrong."""
+    data = torch.randn(12, 2, 4, 4), torch.full((12,), 2)
+    for step in ("mackay", "none"):
+        (caution,) = autosym.fit(small(), data, epochs=4, step=step).symmetry().cautions
+        assert caution == "Nothing can be learned: all 12 labels are of class 2, so there is nothing to tell apart."
+    assert wording.summary(said_of(-1.0, fingerprint=[20.0, 40.0]))["headline"].startswith("Nothing can be learned: all 10")
+    assert "Nothing" not in wording.summary(said_of(-1.0, fingerprint=[20.0, 42.0]))["headline"]
+
+
 def test_random_labels_are_not_a_symmetry():
     """Noise with labels of no meaning: the page, its headline and its layers claim nothing."""
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ class Categorical(nn.Module):
             shape = ", ".join(map(str, ("N", *targets.shape[1:])))  # fit looks at a few of them first
             raise ValueError(
                 f"targets of shape ({shape}) and type {targets.dtype} are {kind}: the categorical "
-                "likelihood takes integer class indices of shape (N,); use targets.argmax(1), or likelihood='gaussian'"
+                f"likelihood takes integer class indices of shape (N,); use {_as_indices(targets)}"
             )
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
             raise ValueError(
@@ -142,6 +142,16 @@ class Gaussian(nn.Module):
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
         """One column (B, D) of the root for each sample, that of ``index`` (B,)."""
         return torch.zeros_like(outputs).scatter_(1, index.to(outputs.device)[:, None], 1.0)
+
+
+def _as_indices(targets: Tensor) -> str:
+    """The call that makes class indices of targets that are none."""
+    if math.prod(targets.shape[1:]) != 1:
+        return "targets.argmax(1) if they are one-hot, or likelihood='gaussian'"
+    flat = "targets.squeeze(1)" if targets.dim() == 2 else "targets.flatten()" if targets.dim() > 2 else "targets"
+    if not targets.is_floating_point():
+        return flat
+    return f"{flat}.long() if they are whole numbers, else likelihood='gaussian', with targets (N, 1) and a model of one output"
 
 
 LIKELIHOODS = {"categorical": Categorical, "gaussian": Gaussian}

@@ -59,7 +59,7 @@ class Fit:
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
         found = symmetry(self.model, self.prior, self.estimate)
-        return with_cautions(found, self.evidence, self.estimate.outputs, self.likelihood, self.schedule, self.history)
+        return with_cautions(found, self.evidence, self.estimate, self.likelihood, self.schedule, self.history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
@@ -221,13 +221,19 @@ def fit(
 
 
 def with_cautions(
-    found: Symmetry, evidence: Evidence, outputs: int, likelihood: Likelihood, schedule: Schedule, history: Sequence[Mapping]
+    found: Symmetry,
+    evidence: Evidence,
+    estimate: Laplace | Kernel,
+    likelihood: Likelihood,
+    schedule: Schedule,
+    history: Sequence[Mapping],
 ) -> Symmetry:
     """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
     known = {
         "evidence": {"log_evidence": float(evidence.log_evidence)},
         "samples": evidence.samples,
-        "outputs": outputs,
+        "outputs": estimate.outputs,
+        "fingerprint": None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
         "likelihood": likelihood.name,
         "schedule": {"step": schedule.step},
         "history": history,

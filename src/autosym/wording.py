@@ -55,8 +55,18 @@ def _gained(contents: Mapping[str, Any]) -> float:
     return gained(evidence, samples, outputs)
 
 
+def one_class(contents: Mapping[str, Any]) -> str:
+    """What says that all labels are the same, if so: N sum y^2 = (sum y)^2, by the fingerprint of the data."""
+    found, samples = contents.get("fingerprint"), contents.get("samples")
+    if contents.get("likelihood") != "categorical" or not found or not samples or samples * found[1] != found[0] ** 2:
+        return ""
+    return f"Nothing can be learned: all {samples} labels are of class {found[0] / samples:.0f}, so there is nothing to tell apart."
+
+
 def guessing(contents: Mapping[str, Any]) -> str:
-    """What says that classes were not told apart, if so: the evidence is not above that of guessing one of K classes."""
+    """What says that classes were not told apart, if so: there is one only, or the evidence is not above that of guessing one of K."""
+    if one := one_class(contents):
+        return one
     if _gained(contents) > 0:
         return ""
     samples, outputs = contents["samples"], contents["outputs"]
@@ -112,7 +122,7 @@ def widening(history: Sequence[Mapping[str, Any]]) -> list[str]:
 def doubts(contents: Mapping[str, Any]) -> list[str]:
     """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled."""
     if (contents.get("schedule") or {}).get("step") == "none":
-        return []
+        return list(filter(None, [one_class(contents)]))
     guess, history = guessing(contents), contents.get("history") or []
     return [guess] if guess else [*little(contents), *cautions(history), *widening(history)]
 
@@ -271,7 +281,7 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
             return f"became {symmetry}: {its} free paths are constant in space, by their lengthscales"
         return f"became constant in space, by {its} lengthscales"
     if verdict == "guess":
-        return f"{are} part of a network that is no better than guessing"
+        return f"{are} part of a network that tells no classes apart"
     if verdict == "unused":
         return f"{'have' if many else 'has'} less than one effective parameter, too little to judge by"
     if verdict == "unknown":
