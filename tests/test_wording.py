@@ -208,6 +208,23 @@ def test_labels_of_one_class_are_not_a_symmetry():
     assert "Nothing" not in wording.summary(said_of(-1.0, fingerprint=[20.0, 42.0]))["headline"]
 
 
+def test_a_dead_network_is_told_to_take_smaller_steps():
+    """Effective parameters that are 0 have no shares; what helps is not a longer run."""
+    torch.manual_seed(0)
+    data = torch.randn(30, 2, 4, 4), torch.arange(30) % 3
+    table = autosym.fit(small(), data, epochs=4, lr=3e6).symmetry()
+    assert all(math.isnan(path.share) for path in table)
+    (said,) = table.cautions
+    assert said.startswith("Nothing is established yet")
+    assert "train longer" not in said
+    assert "the network is dead. Try a smaller learning rate (lr=1e+06 for 3e+06), and standardised inputs." in said
+    rows = [row | {"effective_parameters": 0.0, "share": None} for row in network(0.9)] + [path(layer="l1")]
+    words = "Layer l0 has no effective parameters: the network is dead. Try a smaller learning rate, and standardised inputs."
+    for said in (wording.doubts(said_of(-1.0, rows)), wording.summary(said_of(-1.0, rows))["cautions"]):
+        assert said == [words]
+    assert wording.dead(said_of(-1.0, [row | {"parameters": 0} for row in rows])) == [], "frozen"
+
+
 def test_random_labels_are_not_a_symmetry():
     """Noise with labels of no meaning: the page, its headline and its layers claim nothing."""
     torch.manual_seed(0)

@@ -235,7 +235,8 @@ def with_cautions(
         "outputs": estimate.outputs,
         "fingerprint": None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
         "likelihood": likelihood.name,
-        "schedule": {"step": schedule.step},
+        "symmetry": found.as_dicts(),
+        "schedule": {"step": schedule.step, "lr": schedule.lr},
         "history": history,
     }
     return replace(found, cautions=tuple(wording.doubts(known)))

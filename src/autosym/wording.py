@@ -37,7 +37,7 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
         "layers": layers(symmetry, learned, approximate, bool(guess)),
         "cautions": []
         if guess or not learned
-        else [*little(contents), *(cautions(history) if symmetry else []), *widening(history)],
+        else [*dead(contents), *little(contents), *(cautions(history) if symmetry else []), *widening(history)],
     }
 
 
@@ -72,7 +72,26 @@ def guessing(contents: Mapping[str, Any]) -> str:
     samples, outputs = contents["samples"], contents["outputs"]
     own, chance = contents["evidence"]["log_evidence"] / samples, -math.log(outputs)
     figures = f"{own:.3f} nats per sample, is not above that of guessing one of {outputs} classes, {chance:.3f}"
-    return f"Nothing is established yet: the log evidence, {figures}, though accuracy may be; train longer, or on more data."
+    remedy = ", though accuracy may be; train longer, or on more data."
+    return f"Nothing is established yet: the log evidence, {figures}{f'. {gone[0]}' if (gone := dead(contents)) else remedy}"
+
+
+def dead(contents: Mapping[str, Any]) -> list[str]:
+    """Which layers have no effective parameters at all, so that their shares are not numbers: steps, or inputs, were too large."""
+    found = [layer for layer in layers(contents.get("symmetry") or []) if _held(layer, "parameters")]
+    gone = [layer["name"] for layer in found if not _held(layer, "effective_parameters")]
+    if not gone:
+        return []
+    lr = (contents.get("schedule") or {}).get("lr")
+    rate = f"a smaller learning rate (lr={lr / 3:.2g} for {lr:.2g})" if lr else "a smaller learning rate"
+    have = "Layer {} has" if len(gone) == 1 else "Layers {} have"
+    return [
+        f"{have.format(', '.join(gone))} no effective parameters: the network is dead. Try {rate}, and standardised inputs."
+    ]
+
+
+def _held(layer: Mapping[str, Any], what: str) -> float:
+    return sum(path[what] or 0 for path in layer["paths"])  # None: not a number
 
 
 def little(contents: Mapping[str, Any]) -> list[str]:
@@ -124,7 +143,7 @@ def doubts(contents: Mapping[str, Any]) -> list[str]:
     if (contents.get("schedule") or {}).get("step") == "none":
         return list(filter(None, [one_class(contents)]))
     guess, history = guessing(contents), contents.get("history") or []
-    return [guess] if guess else [*little(contents), *cautions(history), *widening(history)]
+    return [guess] if guess else [*dead(contents), *little(contents), *cautions(history), *widening(history)]
 
 
 def layers(
