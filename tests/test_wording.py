@@ -217,9 +217,12 @@ def test_a_dead_network_is_told_to_take_smaller_steps():
     (said,) = table.cautions
     assert said.startswith("Nothing is established yet")
     assert "train longer" not in said
-    assert "the network is dead. Try a smaller learning rate (lr=1e+06 for 3e+06), and standardised inputs." in said
+    assert (
+        "the network died, or the data ask for nothing. Try a smaller learning rate (lr=1e+06 for 3e+06), and standardised inputs."
+        in said
+    )
     rows = [row | {"effective_parameters": 0.0, "share": None} for row in network(0.9)] + [path(layer="l1")]
-    words = "Layer l0 has no effective parameters: the network is dead. Try a smaller learning rate, and standardised inputs."
+    words = "Layer l0 has no effective parameters, so no shares: the network died, or the data ask for nothing. Try a smaller learning rate, and standardised inputs."
     for said in (wording.doubts(said_of(-1.0, rows)), wording.summary(said_of(-1.0, rows))["cautions"]):
         assert said == [words]
     assert wording.dead(said_of(-1.0, [row | {"parameters": 0} for row in rows])) == [], "frozen"
@@ -240,6 +243,19 @@ def test_a_layer_without_an_effective_parameter_is_not_judged():
     rows = [row | {"effective_parameters": 0.4} for row in network(0.9)]
     assert wording.headline(rows) == "Layer 1 has less than one effective parameter, too little to judge by."
     assert wording.layers(rows)[0]["verdict"] == "unused"
+    said = "Layer l0 has less than one effective parameter, too little to judge by."
+    assert wording.doubts(said_of(-1.0, rows)) == [said], "beside a table, which names layers"
+    assert wording.doubts(said_of(-1.0, rows, schedule={"step": "none"})) == wording.doubts(said_of(-1.0)) == []
+
+
+def test_a_printed_table_says_of_what_it_is_too_little():
+    torch.manual_seed(0)
+    fit = autosym.fit(small(), (torch.randn(12, 2, 4, 4), torch.randn(12, 3)), "gaussian", epochs=4)
+    said = "Layers blocks.0, blocks.1 have less than one effective parameter, too little to judge by."
+    assert said not in str(fit.symmetry())
+    fit.prior.log_precision.data.fill_(12.0)  # which leaves the data little to determine
+    assert all(0 < path.effective_parameters < 0.1 for path in fit.symmetry())
+    assert str(fit.symmetry()).splitlines()[-1] == f"Caution: {said}"
 
 
 @pytest.mark.parametrize(

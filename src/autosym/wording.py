@@ -84,10 +84,20 @@ def dead(contents: Mapping[str, Any]) -> list[str]:
         return []
     lr = (contents.get("schedule") or {}).get("lr")
     rate = f"a smaller learning rate (lr={lr / 3:.2g} for {lr:.2g})" if lr else "a smaller learning rate"
-    have = "Layer {} has" if len(gone) == 1 else "Layers {} have"
+    have = "has" if len(gone) == 1 else "have"
     return [
-        f"{have.format(', '.join(gone))} no effective parameters: the network is dead. Try {rate}, and standardised inputs."
+        f"{_by_name(gone)} {have} no effective parameters, so no shares: the network died, or the data ask for nothing. Try {rate}, and standardised inputs."
     ]
+
+
+def unused(contents: Mapping[str, Any]) -> list[str]:
+    """Which layers have too few effective parameters for their shares to be judged, in the words of a headline."""
+    few = [layer for layer in layers(contents.get("symmetry") or []) if layer["verdict"] == "unused"]
+    return [f"{_by_name([layer['name'] for layer in few])} {_predicate(few)}."] if few else []
+
+
+def _by_name(names: Sequence[str]) -> str:
+    return f"Layer{'' if len(names) == 1 else 's'} {', '.join(names)}"
 
 
 def _held(layer: Mapping[str, Any], what: str) -> float:
@@ -139,11 +149,14 @@ def widening(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def doubts(contents: Mapping[str, Any]) -> list[str]:
-    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled."""
+    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled.
+
+    A headline says of which layers too little is known to judge them; a table has none.
+    """
     if (contents.get("schedule") or {}).get("step") == "none":
         return list(filter(None, [one_class(contents)]))
     guess, history = guessing(contents), contents.get("history") or []
-    return [guess] if guess else [*dead(contents), *little(contents), *cautions(history), *widening(history)]
+    return [guess] if guess else [*dead(contents), *unused(contents), *little(contents), *cautions(history), *widening(history)]
 
 
 def layers(
