@@ -222,7 +222,10 @@ def test_a_dead_network_is_told_to_take_smaller_steps():
         in said
     )
     rows = [row | {"effective_parameters": 0.0, "share": None} for row in network(0.9)] + [path(layer="l1")]
-    words = "Layer l0 has no effective parameters, so no shares: the network died, or the data ask for nothing. Try a smaller learning rate, and standardised inputs."
+    words = (
+        "Layer l0 has no effective parameters, so no shares: the network died, or the data ask for nothing. Try a smaller learning rate, "
+        "and standardised inputs."
+    )
     for said in (wording.doubts(said_of(-1.0, rows)), wording.summary(said_of(-1.0, rows))["cautions"]):
         assert said == [words]
     assert wording.dead(said_of(-1.0, [row | {"parameters": 0} for row in rows])) == [], "frozen"
@@ -278,6 +281,29 @@ def test_an_evidence_that_still_rose_is_cautioned_of(values, word):
     cautions = wording.summary(said)["cautions"]
     assert (len(cautions) == 1 and word in cautions[0]) if word else cautions == []
     assert all(caution in page.html(said) for caution in cautions)
+
+
+@pytest.mark.parametrize(
+    ("values", "end", "said"),
+    [
+        ((-85, -826, -383, -133, -125, -240, -423, -499, -177, -129, -115), -110.0, "epoch 2 had 25 nats more than the end"),
+        ((-85, -826, -383, -133, -125, -240, -423, -499, -177, -129, -115), -84.0, None),
+        ((-100, -40, -90, -80, -70, -60), -60.0, "epoch 4 had 20 nats more"),
+        ((-100, -40, -90, -80, -70, -60), -35.0, None),
+        ((-900, -850, -855, -860), -860.0, None),
+    ],
+    ids=["to and fro", "better at the end", "a peak", "rising, but not above the peak", "noise"],
+)
+def test_an_evidence_that_had_been_better_is_cautioned_of_and_is_not_called_rising(values, end, said):
+    history = [{"epoch": 2 * n, "log_evidence": float(value)} for n, value in enumerate(values, 1)]
+    known = {"symmetry": [], "likelihood": "gaussian", "evidence": {"log_evidence": end}, "history": history}
+    found = wording.doubts(known | {"schedule": {"step": "mackay", "lr": 0.03}})
+    if said is None:
+        assert found == []
+    else:
+        (caution,) = found
+        assert caution.startswith(f"The evidence was unsteady: {said}")
+        assert "Try a smaller learning rate (lr=0.01 for 0.03)" in caution
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
 )
+UNSTEADY = 0.02  # of the evidence: by so much, and by 3 nats, may the end be worse than an earlier step (of sampled curvature)
 LITTLE = 0.2  # better than guessing: planted comparisons above it were right, many of those below were not (docs/findings.md)
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
 
@@ -37,7 +38,7 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
         "layers": layers(symmetry, learned, approximate, bool(guess)),
         "cautions": []
         if guess or not learned
-        else [*dead(contents), *little(contents), *(cautions(history) if symmetry else []), *widening(history)],
+        else [*dead(contents), *little(contents), *(cautions(contents) if symmetry else []), *widening(history)],
     }
 
 
@@ -82,12 +83,13 @@ def dead(contents: Mapping[str, Any]) -> list[str]:
     gone = [layer["name"] for layer in found if not _held(layer, "effective_parameters")]
     if not gone:
         return []
+    have = f"{_by_name(gone)} {'has' if len(gone) == 1 else 'have'} no effective parameters, so no shares"
+    return [f"{have}: the network died, or the data ask for nothing. Try {_slower(contents)}, and standardised inputs."]
+
+
+def _slower(contents: Mapping[str, Any]) -> str:
     lr = (contents.get("schedule") or {}).get("lr")
-    rate = f"a smaller learning rate (lr={lr / 3:.2g} for {lr:.2g})" if lr else "a smaller learning rate"
-    have = "has" if len(gone) == 1 else "have"
-    return [
-        f"{_by_name(gone)} {have} no effective parameters, so no shares: the network died, or the data ask for nothing. Try {rate}, and standardised inputs."
-    ]
+    return f"a smaller learning rate (lr={lr / 3:.2g} for {lr:.2g})" if lr else "a smaller learning rate"
 
 
 def unused(contents: Mapping[str, Any]) -> list[str]:
@@ -115,17 +117,27 @@ def little(contents: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Whether the evidence was still rising when precisions were learned for the last time."""
-    values = [line["log_evidence"] for line in history if line.get("log_evidence") is not None]
+def cautions(contents: Mapping[str, Any]) -> list[str]:
+    """Whether the evidence was still rising when precisions were learned for the last time, or had been better before."""
+    steps = [line for line in contents.get("history") or [] if line.get("log_evidence") is not None]
+    values = [line["log_evidence"] for line in steps]
     if not values:
         return []
     if len(values) == 1:
         return ["Precisions were learned in one step only: train longer before you rely on the shares."]
+    best, last = max(steps, key=lambda line: line["log_evidence"]), values[-1]
+    behind, few = max(values) - last, max(3.0, UNSTEADY * abs(max(values)))
+    end = (contents.get("evidence") or {}).get("log_evidence")  # after the last step, so better where all is well
+    lost = behind if end is None else min(behind, max(values) - end)
+    if lost > few:
+        return [
+            f"The evidence was unsteady: epoch {best['epoch']} had {lost:.3g} nats more than the end. Try {_slower(contents)} before you "
+            "rely on the shares."
+        ]
     late = values[-max(2, len(values) // 4) :]
     half = len(late) // 2  # means, as each value is of sampled curvature
     rise = sum(late[half:]) / (len(late) - half) - sum(late[:half]) / half
-    if rise <= max(1.0, RISING * (max(values) - min(values))):
+    if rise <= max(1.0, RISING * (max(values) - min(values))) or behind > few:
         return []
     return [
         f"The evidence was still rising when precisions were learned for the last time, by {rise:.3g} nats over the last of its "
@@ -156,7 +168,9 @@ def doubts(contents: Mapping[str, Any]) -> list[str]:
     if (contents.get("schedule") or {}).get("step") == "none":
         return list(filter(None, [one_class(contents)]))
     guess, history = guessing(contents), contents.get("history") or []
-    return [guess] if guess else [*dead(contents), *unused(contents), *little(contents), *cautions(history), *widening(history)]
+    return (
+        [guess] if guess else [*dead(contents), *unused(contents), *little(contents), *cautions(contents), *widening(history)]
+    )
 
 
 def layers(
