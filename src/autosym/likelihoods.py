@@ -162,6 +162,8 @@ def of(kind: str | Likelihood) -> Likelihood:
     """The likelihood of a name, or the one given."""
     if isinstance(kind, (Categorical, Gaussian)):
         return kind
+    if not isinstance(kind, str):
+        raise TypeError(f"the likelihood is a {type(kind).__name__}: inputs and targets are one pair, as in (model, (x, y))")
     if kind not in LIKELIHOODS:
         raise ValueError(f"unknown likelihood {kind!r}: use {' or '.join(map(repr, LIKELIHOODS))}")
     return LIKELIHOODS[kind]()
