@@ -43,7 +43,7 @@ from autosym.sites import frames, sites, sizes
 from autosym.symmetry import Symmetry, symmetry
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
     """A fitted model, its prior and noise, the history of the run, and the evidence at the end, at which ``estimate`` was taken."""
 
@@ -55,6 +55,12 @@ class Fit:
     evidence: Evidence
     estimate: Laplace | Kernel
     seed: int = 0
+
+    def __repr__(self) -> str:
+        found = (
+            f"log evidence {float(self.evidence.log_evidence):.2f} of {self.evidence.samples} samples ({self.likelihood.name})"
+        )
+        return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs>"
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
