@@ -56,6 +56,14 @@ def test_parametrised_tied_lazy_half_and_quantised_models():
     refused("1 .Linear. is quantised", model, torch.randn(2, 2))
 
 
+def test_one_sample_in_place_of_a_batch_says_how_to_make_one():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(72, 3))
+    message = r"does not take the example, \({}\): give a small batch \(B, ...\) of its inputs, or one sample as sample\[None\]"
+    refused(message.format("1, 6, 6"), model, torch.randn(1, 6, 6))
+    refused(message.format("6, 6"), model, torch.randn(6, 6))
+    refused("to have 1 channels, but got 3", model, torch.randn(2, 3, 6, 6))
+
+
 def test_outputs_examples_and_models_that_do_not_suit():
     refused("must return .B, outputs.", nn.Conv2d(1, 2, 3), torch.randn(2, 1, 6, 6))
     refused("must return .B, outputs.", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), torch.randn(1, 6, 6))

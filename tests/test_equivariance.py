@@ -257,6 +257,11 @@ def test_a_loader_and_float64_images_of_a_float32_model_are_taken():
     assert equivariance_error(cnn().float(), "c2", loader).output()["c2"] > 0
 
 
+def test_inputs_without_labels_will_do():
+    model, x = nn.Conv2d(1, 2, 3, padding=1), torch.randn(6, 1, 4, 4)
+    assert equivariance_error(model, "c4", x, samples=5) == equivariance_error(model, "c4", (x[:5], torch.zeros(5)))
+
+
 def test_a_model_without_parameters_is_measured():
     found = equivariance_error(nn.Sequential(nn.AvgPool2d(2), nn.ReLU()), ["c4", "translations"], labelled(images()))
     assert found.output()["c4"] < 1e-12 < found.output()["translations"]

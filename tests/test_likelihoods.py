@@ -91,10 +91,14 @@ def test_sigma_noise_must_be_positive(sigma):
         (torch.tensor([-1, 0, 1]), "labels run from -1 to 1"),
         (torch.eye(3), "one-hot or probabilities.*argmax"),
         (torch.eye(3, dtype=torch.long), "one-hot or probabilities"),
-        (torch.tensor([0.0, 1.0, 2.0]), "targets of shape .* not class indices"),
-        (torch.tensor([[0], [1], [2]]), "targets of shape .* not class indices"),
+        (
+            torch.tensor([0.0, 1.0, 2.0]),
+            r"targets of shape .* not class indices.*use targets\.long\(\).*'gaussian', with targets \(N, 1\)",
+        ),
+        (torch.tensor([[0], [1], [2]]), r"targets of shape .* not class indices.*use targets\.squeeze\(1\)$"),
+        (torch.tensor([[[0.0]], [[1.0]]]), r"use targets\.flatten\(\)\.long\(\) if they are whole numbers"),
     ],
-    ids=["too large", "negative", "one-hot", "one-hot integers", "float", "column"],
+    ids=["too large", "negative", "one-hot", "one-hot integers", "float", "column", "float maps of one"],
 )
 def test_labels_that_are_no_labels(targets, message):
     with pytest.raises(ValueError, match=message):

@@ -292,3 +292,12 @@ def test_group_convolutions_refuse_images_that_do_not_turn(name):
 def test_wrong_arguments_are_named(make_path, message):
     with pytest.raises(ValueError, match=message):
         make_path()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((3, 4, 4), r"got \(2, 3, 4, 4\): channels differ, it takes 1, the inputs have 3$"), ((1, 5, 4), "resize the inputs$")],
+)
+def test_a_factored_layer_says_what_is_wrong_with_its_inputs(shape, message):
+    with pytest.raises(ValueError, match=message):
+        FactoredIn((1, 4, 4), 2)(torch.randn(2, *shape))

@@ -149,6 +149,14 @@ def test_monte_carlo_is_deterministic_by_seed():
     assert not torch.equal(first, other)
 
 
+def test_inputs_that_are_no_tensor_are_refused():
+    fit, (x, y) = at_weights(mlp(5, 4, 3), draw("categorical", 6), "categorical"), draw("categorical", 6)
+    with pytest.raises(TypeError, match=r"are a ndarray: give a tensor \(B, ...\), by torch.as_tensor of an array$"):
+        fit.predictive(x.numpy())
+    with pytest.raises(TypeError, match="are a tuple: give a tensor"):
+        fit.predictive((x, y))
+
+
 def test_an_unknown_link_is_named():
     with pytest.raises(ValueError, match="link must be 'probit' or 'monte-carlo', got 'laplace'"):
         of_classifier(link="laplace")

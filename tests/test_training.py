@@ -340,3 +340,9 @@ def test_precisions_start_no_higher_than_the_cap():
     for given, step, expected in ((1e4, "mackay", 2.0), (0.3, "mackay", 0.3), (1e4, "none", 1e4)):
         fit = autosym.fit(mlp(5, 4, 3), data, prior_precision=given, step=step, **still)
         assert list(fit.prior.precision().values()) == pytest.approx([expected] * 4, rel=1e-6)
+
+
+def test_a_fit_is_shown_in_a_line():
+    fit = autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=2)
+    value = float(fit.evidence.log_evidence)
+    assert repr(fit) == f"<Fit of Sequential: log evidence {value:.2f} of 12 samples (categorical), 2 epochs>"

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,6 +76,15 @@ def test_what_the_evidence_cannot_take_is_refused_before_the_training(layer):
     autosym.fit(model.eval(), draw("categorical", 12), epochs=1, step="none")
 
 
+def test_targets_in_place_of_the_likelihood_say_how_to_call():
+    x, y = draw("categorical", 6)
+    for call in (autosym.fit, autosym.log_evidence):
+        with pytest.raises(
+            TypeError, match=r"^the likelihood is a Tensor: inputs and targets are one pair, as in \(model, \(x, y\)\)$"
+        ):
+            call(mlp(5, 4, 3), x, y)
+
+
 def test_an_unknown_likelihood():
     refused("unknown likelihood 'poisson': use 'categorical' or 'gaussian'", mlp(5, 4, 3), draw("categorical", 6), "poisson")
 
@@ -119,12 +129,23 @@ def test_labels_out_of_range():
         ("start_cap", 0.0),
         ("hyper_lr", 0.0),
         ("hyper_steps", 0),
+        ("epochs", "10"),
+        ("epochs", 2.5),
+        ("batch_size", None),
+        ("subset", "all"),
+        ("lr", "0.1"),
     ],
 )
 def test_a_bad_field_of_the_schedule_is_named(field, value):
     with pytest.raises(ValueError, match=field):
         Schedule(**{field: value})
     refused(field, mlp(5, 4, 3), draw("categorical", 12), **{field: value})
+
+
+def test_a_field_that_is_no_number_is_told_to_be_one():
+    with pytest.raises(ValueError, match=r"cannot have epochs = '10' \(a whole number\), lr = 'x' \(a number\)$"):
+        Schedule(epochs="10", lr="x")
+    Schedule(epochs=np.int64(3), lr=np.float32(0.1), momentum=0, every=None)
 
 
 def test_an_unknown_keyword_is_named():

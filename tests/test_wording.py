@@ -198,6 +198,39 @@ def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
         assert wording.summary(said_of(chance - 0.1) | unknown)["headline"] == learned["headline"]
 
 
+def test_labels_of_one_class_are_not_a_symmetry():
+    """They are explained as well as can be: by the evidence alone nothing would be wrong."""
+    data = torch.randn(12, 2, 4, 4), torch.full((12,), 2)
+    for step in ("mackay", "none"):
+        (caution,) = autosym.fit(small(), data, epochs=4, step=step).symmetry().cautions
+        assert caution == "Nothing can be learned: all 12 labels are of class 2, so there is nothing to tell apart."
+    assert wording.summary(said_of(-1.0, fingerprint=[20.0, 40.0]))["headline"].startswith("Nothing can be learned: all 10")
+    assert "Nothing" not in wording.summary(said_of(-1.0, fingerprint=[20.0, 42.0]))["headline"]
+
+
+def test_a_dead_network_is_told_to_take_smaller_steps():
+    """Effective parameters that are 0 have no shares; what helps is not a longer run."""
+    torch.manual_seed(0)
+    data = torch.randn(30, 2, 4, 4), torch.arange(30) % 3
+    table = autosym.fit(small(), data, epochs=4, lr=3e6).symmetry()
+    assert all(math.isnan(path.share) for path in table)
+    (said,) = table.cautions
+    assert said.startswith("Nothing is established yet")
+    assert "train longer" not in said
+    assert (
+        "the network died, or the data ask for nothing. Try a smaller learning rate (lr=1e+06 for 3e+06), and standardised inputs."
+        in said
+    )
+    rows = [row | {"effective_parameters": 0.0, "share": None} for row in network(0.9)] + [path(layer="l1")]
+    words = (
+        "Layer l0 has no effective parameters, so no shares: the network died, or the data ask for nothing. Try a smaller learning rate, "
+        "and standardised inputs."
+    )
+    for said in (wording.doubts(said_of(-1.0, rows)), wording.summary(said_of(-1.0, rows))["cautions"]):
+        assert said == [words]
+    assert wording.dead(said_of(-1.0, [row | {"parameters": 0} for row in rows])) == [], "frozen"
+
+
 def test_random_labels_are_not_a_symmetry():
     """Noise with labels of no meaning: the page, its headline and its layers claim nothing."""
     torch.manual_seed(0)
@@ -213,6 +246,19 @@ def test_a_layer_without_an_effective_parameter_is_not_judged():
     rows = [row | {"effective_parameters": 0.4} for row in network(0.9)]
     assert wording.headline(rows) == "Layer 1 has less than one effective parameter, too little to judge by."
     assert wording.layers(rows)[0]["verdict"] == "unused"
+    said = "Layer l0 has less than one effective parameter, too little to judge by."
+    assert wording.doubts(said_of(-1.0, rows)) == [said], "beside a table, which names layers"
+    assert wording.doubts(said_of(-1.0, rows, schedule={"step": "none"})) == wording.doubts(said_of(-1.0)) == []
+
+
+def test_a_printed_table_says_of_what_it_is_too_little():
+    torch.manual_seed(0)
+    fit = autosym.fit(small(), (torch.randn(12, 2, 4, 4), torch.randn(12, 3)), "gaussian", epochs=4)
+    said = "Layers blocks.0, blocks.1 have less than one effective parameter, too little to judge by."
+    assert said not in str(fit.symmetry())
+    fit.prior.log_precision.data.fill_(12.0)  # which leaves the data little to determine
+    assert all(0 < path.effective_parameters < 0.1 for path in fit.symmetry())
+    assert str(fit.symmetry()).splitlines()[-1] == f"Caution: {said}"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +281,29 @@ def test_an_evidence_that_still_rose_is_cautioned_of(values, word):
     cautions = wording.summary(said)["cautions"]
     assert (len(cautions) == 1 and word in cautions[0]) if word else cautions == []
     assert all(caution in page.html(said) for caution in cautions)
+
+
+@pytest.mark.parametrize(
+    ("values", "end", "said"),
+    [
+        ((-85, -826, -383, -133, -125, -240, -423, -499, -177, -129, -115), -110.0, "epoch 2 had 25 nats more than the end"),
+        ((-85, -826, -383, -133, -125, -240, -423, -499, -177, -129, -115), -84.0, None),
+        ((-100, -40, -90, -80, -70, -60), -60.0, "epoch 4 had 20 nats more"),
+        ((-100, -40, -90, -80, -70, -60), -35.0, None),
+        ((-900, -850, -855, -860), -860.0, None),
+    ],
+    ids=["to and fro", "better at the end", "a peak", "rising, but not above the peak", "noise"],
+)
+def test_an_evidence_that_had_been_better_is_cautioned_of_and_is_not_called_rising(values, end, said):
+    history = [{"epoch": 2 * n, "log_evidence": float(value)} for n, value in enumerate(values, 1)]
+    known = {"symmetry": [], "likelihood": "gaussian", "evidence": {"log_evidence": end}, "history": history}
+    found = wording.doubts(known | {"schedule": {"step": "mackay", "lr": 0.03}})
+    if said is None:
+        assert found == []
+    else:
+        (caution,) = found
+        assert caution.startswith(f"The evidence was unsteady: {said}")
+        assert "Try a smaller learning rate (lr=0.01 for 0.03)" in caution
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,13 @@ def relax(
     refuse_batch_dependence(model)
     example = example.to(next(model.parameters()))
     relaxed = copy.deepcopy(model)
-    seen = observe(relaxed, example)
+    try:
+        seen = observe(relaxed, example)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the model does not take the example, {tuple(example.shape)}: give a small batch (B, ...) of its inputs, or one sample as "
+            f"sample[None]; torch says: {str(error).splitlines()[0]}"
+        ) from error
     if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
         shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
         raise ValueError(

@@ -57,7 +57,7 @@ class EquivarianceError:
 def equivariance_error(
     model: nn.Module,
     group: str | Group | Sequence[str | Group],
-    data: Data,
+    data: Data | Tensor,
     elements: int = 8,
     samples: int = 64,
     seed: int = 0,
@@ -65,9 +65,9 @@ def equivariance_error(
     """The measured error of every layer of ``model``, on ``samples`` inputs of ``data`` and at most ``elements`` of each group.
 
     Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
-    on the pixel grid, except for groups that interpolate (C8).
+    on the pixel grid, except for groups that interpolate (C8). ``data`` may be inputs alone, a tensor: labels are not looked at.
     """
-    x = next(batches(data, samples), (torch.empty(0),))[0][:samples]
+    x = data[:samples] if isinstance(data, Tensor) else next(batches(data, samples), (torch.empty(0),))[0][:samples]
     if not len(x):
         raise ValueError("the data are empty: no batch held a sample to measure on (an iterator can be read only once)")
     if not torch.isfinite(x).all():

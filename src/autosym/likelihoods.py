@@ -33,7 +33,7 @@ class Categorical(nn.Module):
             shape = ", ".join(map(str, ("N", *targets.shape[1:])))  # fit looks at a few of them first
             raise ValueError(
                 f"targets of shape ({shape}) and type {targets.dtype} are {kind}: the categorical "
-                "likelihood takes integer class indices of shape (N,); use targets.argmax(1), or likelihood='gaussian'"
+                f"likelihood takes integer class indices of shape (N,); use {_as_indices(targets)}"
             )
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
             raise ValueError(
@@ -144,6 +144,16 @@ class Gaussian(nn.Module):
         return torch.zeros_like(outputs).scatter_(1, index.to(outputs.device)[:, None], 1.0)
 
 
+def _as_indices(targets: Tensor) -> str:
+    """The call that makes class indices of targets that are none."""
+    if math.prod(targets.shape[1:]) != 1:
+        return "targets.argmax(1) if they are one-hot, or likelihood='gaussian'"
+    flat = "targets.squeeze(1)" if targets.dim() == 2 else "targets.flatten()" if targets.dim() > 2 else "targets"
+    if not targets.is_floating_point():
+        return flat
+    return f"{flat}.long() if they are whole numbers, else likelihood='gaussian', with targets (N, 1) and a model of one output"
+
+
 LIKELIHOODS = {"categorical": Categorical, "gaussian": Gaussian}
 Likelihood = Categorical | Gaussian
 
@@ -152,6 +162,8 @@ def of(kind: str | Likelihood) -> Likelihood:
     """The likelihood of a name, or the one given."""
     if isinstance(kind, (Categorical, Gaussian)):
         return kind
+    if not isinstance(kind, str):
+        raise TypeError(f"the likelihood is a {type(kind).__name__}: inputs and targets are one pair, as in (model, (x, y))")
     if kind not in LIKELIHOODS:
         raise ValueError(f"unknown likelihood {kind!r}: use {' or '.join(map(repr, LIKELIHOODS))}")
     return LIKELIHOODS[kind]()

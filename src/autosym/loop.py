@@ -94,7 +94,7 @@ class Learner:
             raise ValueError("no evidence step was taken yet: call step() first")
         found = symmetry(self.model, self.prior, self.at)
         with torch.no_grad():
-            return with_cautions(found, self.at(self.prior), self.at.outputs, self.likelihood, self.schedule, ())
+            return with_cautions(found, self.at(self.prior), self.at, self.likelihood, self.schedule, ())
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of your own has to hold; the weights are the model's."""

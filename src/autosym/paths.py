@@ -231,7 +231,13 @@ class FactoredIn(Path):
 
     def forward(self, x: Tensor) -> Tensor:
         if math.prod(x.shape[2:]) != self.weight.shape[2] or x.shape[1] != self.weight.shape[0]:
-            raise ValueError(f"this factored layer is of maps {('B', *self.in_shape)}, got {tuple(x.shape)}: resize the inputs")
+            channels = len(self.weight)
+            how = (
+                "resize the inputs"
+                if x.shape[1] == channels
+                else f"channels differ, it takes {channels}, the inputs have {x.shape[1]}"
+            )
+            raise ValueError(f"this factored layer is of maps {('B', *self.in_shape)}, got {tuple(x.shape)}: {how}")
         return factored_in(x.flatten(2), self.weight)
 
 

@@ -47,6 +47,10 @@ def predictive(
     if link not in ("probit", "monte-carlo"):
         raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
     refuse_batch_dependence(model)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"the inputs of the predictive are a {type(x).__name__}: give a tensor (B, ...), by torch.as_tensor of an array"
+        )
     if not len(x):
         raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
     if not torch.isfinite(x).all():

@@ -1,8 +1,10 @@
 """How a fit proceeds: rates, batches, and when and how evidence moves the prior (the study behind the defaults: docs/schedule.md)."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
 
 Step = Literal["mackay", "gradient", "none"]
 LR = 0.05  # relative to the initial size of weights, in a long run
@@ -35,7 +37,8 @@ class Schedule:
     start_cap: float = 1.0  # precisions start no higher with evidence: weights must hear the data before they are judged
 
     def __post_init__(self) -> None:
-        wrong = [
+        wrong = [f"{name} = {getattr(self, name)!r} ({rule})" for name, rule in self._no_numbers()]
+        wrong = wrong or [
             f"{name} = {getattr(self, name)!r} ({rule})"
             for name, fine, rule in (
                 ("epochs", self.epochs >= 1, "at least 1"),
@@ -61,6 +64,15 @@ class Schedule:
         ]
         if wrong:
             raise ValueError(f"a schedule cannot have {', '.join(wrong)}")
+
+    def _no_numbers(self) -> Iterator[tuple[str, str]]:
+        """The fields that hold something else than the number they are to hold, and what that is."""
+        for field in fields(self):
+            kinds, value = (field.type, *get_args(field.type)), getattr(self, field.name)
+            if value is None and type(None) in kinds:
+                continue
+            if (int in kinds and not isinstance(value, Integral)) or (float in kinds and not isinstance(value, Real)):
+                yield field.name, "a whole number" if int in kinds else "a number"
 
     @staticmethod
     def paper(epochs: int = 1000, **changes: Any) -> "Schedule":

@@ -43,7 +43,7 @@ from autosym.sites import frames, sites, sizes
 from autosym.symmetry import Symmetry, symmetry
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
     """A fitted model, its prior and noise, the history of the run, and the evidence at the end, at which ``estimate`` was taken."""
 
@@ -56,10 +56,16 @@ class Fit:
     estimate: Laplace | Kernel
     seed: int = 0
 
+    def __repr__(self) -> str:
+        found = (
+            f"log evidence {float(self.evidence.log_evidence):.2f} of {self.evidence.samples} samples ({self.likelihood.name})"
+        )
+        return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs>"
+
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
         found = symmetry(self.model, self.prior, self.estimate)
-        return with_cautions(found, self.evidence, self.estimate.outputs, self.likelihood, self.schedule, self.history)
+        return with_cautions(found, self.evidence, self.estimate, self.likelihood, self.schedule, self.history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
@@ -221,15 +227,22 @@ def fit(
 
 
 def with_cautions(
-    found: Symmetry, evidence: Evidence, outputs: int, likelihood: Likelihood, schedule: Schedule, history: Sequence[Mapping]
+    found: Symmetry,
+    evidence: Evidence,
+    estimate: Laplace | Kernel,
+    likelihood: Likelihood,
+    schedule: Schedule,
+    history: Sequence[Mapping],
 ) -> Symmetry:
     """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
     known = {
         "evidence": {"log_evidence": float(evidence.log_evidence)},
         "samples": evidence.samples,
-        "outputs": outputs,
+        "outputs": estimate.outputs,
+        "fingerprint": None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
         "likelihood": likelihood.name,
-        "schedule": {"step": schedule.step},
+        "symmetry": found.as_dicts(),
+        "schedule": {"step": schedule.step, "lr": schedule.lr},
         "history": history,
     }
     return replace(found, cautions=tuple(wording.doubts(known)))

@@ -21,6 +21,7 @@ FEWEST = 1.0  # effective parameters of a layer that can be judged
 RISING = (
     0.05  # of the whole range of the evidence: a rise by more than that within the last quarter of its steps is not settled
 )
+UNSTEADY = 0.02  # of the evidence: by so much, and by 3 nats, may the end be worse than an earlier step (of sampled curvature)
 LITTLE = 0.2  # better than guessing: planted comparisons above it were right, many of those below were not (docs/findings.md)
 APPROXIMATE = "change along held-out trajectories, or have no evidence without those that do"  # of conserved quantities
 TRANSLATIONS = {"conv": "translation-equivariant", "s-conv": "translation-equivariant", "pool": "translation-invariant"}
@@ -38,7 +39,7 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
         "layers": layers(symmetry, learned, approximate, bool(guess)),
         "cautions": []
         if guess or not learned
-        else [*little(contents), *(cautions(history) if symmetry else []), *widening(history)],
+        else [*dead(contents), *little(contents), *(cautions(contents) if symmetry else []), *widening(history)],
     }
 
 
@@ -56,14 +57,54 @@ def _gained(contents: Mapping[str, Any]) -> float:
     return gained(evidence, samples, outputs)
 
 
+def one_class(contents: Mapping[str, Any]) -> str:
+    """What says that all labels are the same, if so: N sum y^2 = (sum y)^2, by the fingerprint of the data."""
+    found, samples = contents.get("fingerprint"), contents.get("samples")
+    if contents.get("likelihood") != "categorical" or not found or not samples or samples * found[1] != found[0] ** 2:
+        return ""
+    return f"Nothing can be learned: all {samples} labels are of class {found[0] / samples:.0f}, so there is nothing to tell apart."
+
+
 def guessing(contents: Mapping[str, Any]) -> str:
-    """What says that classes were not told apart, if so: the evidence is not above that of guessing one of K classes."""
+    """What says that classes were not told apart, if so: there is one only, or the evidence is not above that of guessing one of K."""
+    if one := one_class(contents):
+        return one
     if _gained(contents) > 0:
         return ""
     samples, outputs = contents["samples"], contents["outputs"]
     own, chance = contents["evidence"]["log_evidence"] / samples, -math.log(outputs)
     figures = f"{own:.3f} nats per sample, is not above that of guessing one of {outputs} classes, {chance:.3f}"
-    return f"Nothing is established yet: the log evidence, {figures}, though accuracy may be; train longer, or on more data."
+    remedy = ", though accuracy may be; train longer, or on more data."
+    return f"Nothing is established yet: the log evidence, {figures}{f'. {gone[0]}' if (gone := dead(contents)) else remedy}"
+
+
+def dead(contents: Mapping[str, Any]) -> list[str]:
+    """Which layers have no effective parameters at all, so that their shares are not numbers: steps, or inputs, were too large."""
+    found = [layer for layer in layers(contents.get("symmetry") or []) if _held(layer, "parameters")]
+    gone = [layer["name"] for layer in found if not _held(layer, "effective_parameters")]
+    if not gone:
+        return []
+    have = f"{_by_name(gone)} {'has' if len(gone) == 1 else 'have'} no effective parameters, so no shares"
+    return [f"{have}: the network died, or the data ask for nothing. Try {_slower(contents)}, and standardised inputs."]
+
+
+def _slower(contents: Mapping[str, Any]) -> str:
+    lr = (contents.get("schedule") or {}).get("lr")
+    return f"a smaller learning rate (lr={lr / 3:.2g} for {lr:.2g})" if lr else "a smaller learning rate"
+
+
+def unused(contents: Mapping[str, Any]) -> list[str]:
+    """Which layers have too few effective parameters for their shares to be judged, in the words of a headline."""
+    few = [layer for layer in layers(contents.get("symmetry") or []) if layer["verdict"] == "unused"]
+    return [f"{_by_name([layer['name'] for layer in few])} {_predicate(few)}."] if few else []
+
+
+def _by_name(names: Sequence[str]) -> str:
+    return f"Layer{'' if len(names) == 1 else 's'} {', '.join(names)}"
+
+
+def _held(layer: Mapping[str, Any], what: str) -> float:
+    return sum(path[what] or 0 for path in layer["paths"])  # None: not a number
 
 
 def little(contents: Mapping[str, Any]) -> list[str]:
@@ -77,17 +118,27 @@ def little(contents: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def cautions(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Whether the evidence was still rising when precisions were learned for the last time."""
-    values = [line["log_evidence"] for line in history if line.get("log_evidence") is not None]
+def cautions(contents: Mapping[str, Any]) -> list[str]:
+    """Whether the evidence was still rising when precisions were learned for the last time, or had been better before."""
+    steps = [line for line in contents.get("history") or [] if line.get("log_evidence") is not None]
+    values = [line["log_evidence"] for line in steps]
     if not values:
         return []
     if len(values) == 1:
         return ["Precisions were learned in one step only: train longer before you rely on the shares."]
+    best, last = max(steps, key=lambda line: line["log_evidence"]), values[-1]
+    behind, few = max(values) - last, max(3.0, UNSTEADY * abs(max(values)))
+    end = (contents.get("evidence") or {}).get("log_evidence")  # after the last step, so better where all is well
+    lost = behind if end is None else min(behind, max(values) - end)
+    if lost > few:
+        return [
+            f"The evidence was unsteady: epoch {best['epoch']} had {lost:.3g} nats more than the end. Try {_slower(contents)} before you "
+            "rely on the shares."
+        ]
     late = values[-max(2, len(values) // 4) :]
     half = len(late) // 2  # means, as each value is of sampled curvature
     rise = sum(late[half:]) / (len(late) - half) - sum(late[:half]) / half
-    if rise <= max(1.0, RISING * (max(values) - min(values))):
+    if rise <= max(1.0, RISING * (max(values) - min(values))) or behind > few:
         return []
     return [
         f"The evidence was still rising when precisions were learned for the last time, by {rise:.3g} nats over the last of its "
@@ -111,11 +162,16 @@ def widening(history: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def doubts(contents: Mapping[str, Any]) -> list[str]:
-    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled."""
+    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled.
+
+    A headline says of which layers too little is known to judge them; a table has none.
+    """
     if (contents.get("schedule") or {}).get("step") == "none":
-        return []
+        return list(filter(None, [one_class(contents)]))
     guess, history = guessing(contents), contents.get("history") or []
-    return [guess] if guess else [*little(contents), *cautions(history), *widening(history)]
+    return (
+        [guess] if guess else [*dead(contents), *unused(contents), *little(contents), *cautions(contents), *widening(history)]
+    )
 
 
 def layers(
@@ -272,7 +328,7 @@ def _predicate(some: Sequence[Mapping[str, Any]]) -> str:
             return f"became {symmetry}: {its} free paths are constant in space, by their lengthscales"
         return f"became constant in space, by {its} lengthscales"
     if verdict == "guess":
-        return f"{are} part of a network that is no better than guessing"
+        return f"{are} part of a network that tells no classes apart"
     if verdict == "unused":
         return f"{'have' if many else 'has'} less than one effective parameter, too little to judge by"
     if verdict == "unknown":
