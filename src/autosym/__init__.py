@@ -12,6 +12,7 @@ from autosym.loop import Learner
 from autosym.predictive import Predictive, calibration_error
 from autosym.priors import Prior
 from autosym.schedules import Schedule
+from autosym.simplifying import Simplification, simplify
 from autosym.symmetry import Symmetry
 from autosym.training import Fit, fit
 
@@ -28,6 +29,7 @@ __all__ = [
     "Prior",
     "Relaxation",
     "Schedule",
+    "Simplification",
     "Symmetry",
     "__version__",
     "assert_equivariant",
@@ -38,5 +40,6 @@ __all__ = [
     "harden",
     "log_evidence",
     "relax",
+    "simplify",
     "symmetrise",
 ]

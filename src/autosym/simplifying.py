@@ -1,0 +1,128 @@
+"""simplify: the same fit without the paths that break a symmetry and have no evidence for them.
+
+    nats = log Z(all paths) - log Z(all but this one)
+
+Both are Laplace evidence at the same weights, each at the precisions and the noise that are best for it, so that nats are the most that a
+path can be worth: the network was not trained without it. A share tells how many of the effective parameters of its layer a path holds,
+and those may be few: on its way out, where the evidence is nearly flat, a path may hold half of them and be worth less than nothing.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autosym.batching import Data
+from autosym.comparison import alike
+from autosym.evidence import laplace
+from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
+from autosym.groups import keeps
+from autosym.sites import is_under
+from autosym.symmetry import PathShare, Symmetry
+from autosym.tables import table
+from autosym.training import Fit
+
+STEPS = 20  # of precisions and noise, in closed form: each network is judged at its best ones
+
+
+@dataclass(frozen=True)
+class PathWorth:
+    """One path that breaks a symmetry: its share of its layer before, and the evidence that is lost without it alone."""
+
+    layer: str
+    path: str
+    share: float
+    nats: float
+    left_out: bool
+
+
+@dataclass(frozen=True)
+class Simplification:
+    """What every path that breaks a symmetry is worth, which were left out, and the log evidence before and after; prints as a table."""
+
+    paths: tuple[PathWorth, ...]
+    log_evidence: tuple[float, float]
+
+    def __str__(self) -> str:
+        rows = [("layer", "path", "share", "nats", "")]
+        rows += [(p.layer, p.path, f"{p.share:.1%}", f"{p.nats:+.1f}", "left out" if p.left_out else "") for p in self.paths]
+        return f"{table(rows, '<<>><')}\nlog evidence {self.log_evidence[0]:.1f} before, {self.log_evidence[1]:.1f} after"
+
+
+def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit:
+    """A fit of a copy of the model in which every path that breaks a symmetry has evidence for it: at least so many ``nats``.
+
+    ``data`` are those of the fit. Of the paths that break a symmetry which another of their layer keeps, those are left out, the one
+    with the least evidence for it first, without which the log evidence falls by less: their weights are zero, their precisions 1e12.
+    Other weights are as they were; precisions and noise are learned again. It takes a pass of the evidence for each such path, and
+    another for each that is tried. The record is ``simplification`` of the model of the fit returned; print it. ``options`` are
+    those of ``autosym.curvature.kfac``.
+    """
+    if math.isfinite(fitted.prior.nu):
+        raise ValueError("simplify compares evidence under Gaussian priors, not the bound of Student-t ones: fit without nu")
+    if not isinstance(fitted.estimate, Laplace):
+        raise ValueError("simplify compares evidence by Kronecker factors: fit without kernel=")
+    candidates = {f"{path.layer}.{path.path}".lstrip("."): path for path in breaking(fitted.symmetry())}
+    if not candidates:
+        raise ValueError(
+            "no path that has a share breaks a symmetry which another of its layer keeps, so there is nothing to leave out"
+        )
+    simplest = _without(fitted, (), data, options)
+    _refuse_other_data(fitted, simplest)
+    before = _log_evidence(simplest)
+    worth = {stem: before - _log_evidence(_without(fitted, (stem,), data, options)) for stem in candidates}
+    gone: tuple[str, ...] = ()
+    for stem in sorted(candidates, key=worth.__getitem__):
+        if worth[stem] >= nats:
+            break
+        tried = _without(fitted, (*gone, stem), data, options)
+        if _log_evidence(simplest) - _log_evidence(tried) < nats:
+            gone, simplest = (*gone, stem), tried
+    rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone) for stem, p in candidates.items())
+    simplest.model.simplification = Simplification(rows, (before, _log_evidence(simplest)))  # type: ignore[assignment]
+    return simplest
+
+
+def _log_evidence(fitted: Fit) -> float:
+    return float(fitted.evidence.log_evidence)
+
+
+def breaking(found: Symmetry) -> list[PathShare]:
+    """The paths that break a symmetry which another path of their layer keeps; not those that are frozen, of which no evidence tells."""
+
+    def breaks(path: PathShare, other: PathShare) -> bool:
+        group = other.path.removeprefix("gconv:")
+        kept = path.symmetric and (group == other.path or keeps(path.path, group))
+        return other.layer == path.layer and other.symmetric and not kept
+
+    return [path for path in found if not math.isnan(path.share) and any(breaks(path, other) for other in found)]
+
+
+@torch.no_grad()
+def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any]) -> Fit:
+    """The fit with the paths of these names at zero, and its evidence."""
+    model, prior = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior)
+    for name, parameter in model.named_parameters():
+        if any(is_under(name, stem) for stem in stems):
+            parameter.zero_()
+    for index, name in enumerate(prior.names):
+        if any(is_under(name, stem) for stem in stems):
+            prior.log_precision[index] = LOG_PRECISION_RANGE[1]
+    estimate = laplace.at(model, data, copy.deepcopy(fitted.likelihood), **options)
+    for _ in range(STEPS):
+        estimate.mackay(prior)
+    return replace(
+        fitted, model=model, prior=prior, likelihood=estimate.likelihood, estimate=estimate, evidence=estimate(prior)
+    )
+
+
+def _refuse_other_data(fitted: Fit, again: Fit) -> None:
+    marks = [fit.estimate.fingerprint for fit in (fitted, again)]
+    known = [mark for mark in marks if mark is not None]
+    if fitted.evidence.samples != again.evidence.samples or (len(known) == 2 and not alike(*known)):
+        raise ValueError(
+            f"the fit was to {fitted.evidence.samples} samples and these are {again.evidence.samples}, or others: pass the data of the fit"
+        )

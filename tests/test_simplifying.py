@@ -1,0 +1,132 @@
+"""simplify: which paths are worth their evidence, and what is left of a fit without the others."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import autosym
+from autosym import nets
+from autosym.evidence import laplace
+from autosym.simplifying import STEPS, breaking
+
+SMALL = {"width": 4, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
+
+
+def planted(free: bool, samples=200):
+    """Numbers given by a random network, dense or convolutional, with noise."""
+    torch.manual_seed(3)
+    teacher = nets.build("fc" if free else "conv", (1, 8, 8), 1, **SMALL)
+    wave = torch.tensor([(1, 0), (0, 1), (1, 1), (2, 1)])[torch.randint(4, (samples,))].float()
+    phases = wave[:, :, None] * torch.arange(8.0) * math.pi / 4 + math.pi * torch.rand(samples, 2, 1)
+    x = torch.cos(phases[:, 0, :, None] + phases[:, 1, None, :])[:, None] + 0.1 * torch.randn(samples, 1, 8, 8)
+    with torch.no_grad():
+        y = teacher(x)
+    y = (y - y.mean()) / y.std()
+    return x, y + 0.1 * torch.randn_like(y)
+
+
+def fitted(data, name="f-fc+conv", **options):
+    torch.manual_seed(1)
+    outputs = 1 if options.get("likelihood") == "gaussian" else 2
+    return autosym.fit(nets.build(name, (1, 8, 8), outputs, **SMALL), data, **{"epochs": 60, **options})
+
+
+@pytest.fixture(scope="module")
+def strict():
+    data = planted(free=False)
+    return data, fitted(data, likelihood="gaussian")
+
+
+@pytest.fixture(scope="module")
+def free():
+    data = planted(free=True)
+    return data, fitted(data, likelihood="gaussian")
+
+
+def test_a_planted_symmetry_is_strict_without_the_paths_that_have_no_evidence(strict):
+    data, fit = strict
+    before = copy.deepcopy(fit.model.state_dict())
+    simple = autosym.simplify(fit, data)
+    assert fit.symmetry().network_share() > 1e-3
+    assert simple.symmetry().network_share() < 1e-9
+    assert all(path.left_out for path in simple.model.simplification.paths)
+    assert all(not p.any() for name, p in simple.model.named_parameters() if ".f-fc" in name)
+    assert_close(fit.model.state_dict(), before, rtol=0, atol=0)
+    found, left = simple.model.simplification.log_evidence
+    assert left == pytest.approx(simple.evidence.log_evidence.item())
+    assert found - left < 10 * len(simple.model.simplification.paths)
+    assert "left out" in str(simple.model.simplification)
+
+
+def test_a_path_that_breaks_a_symmetry_with_evidence_stays(free):
+    data, fit = free
+    simple = autosym.simplify(fit, data)
+    worth = {path.layer: path for path in simple.model.simplification.paths}
+    assert worth["blocks.0"].nats > 20
+    assert not worth["blocks.0"].left_out
+    assert simple.symmetry().network_share() > 0.3
+    everything = autosym.simplify(fit, data, nats=math.inf)
+    assert everything.symmetry().network_share() < 1e-9, "no path is worth infinitely many"
+
+
+def test_nats_are_the_evidence_that_is_lost(free):
+    data, fit = free
+    first, _ = autosym.simplify(fit, data).model.simplification.paths
+
+    def log_evidence(model, prior):
+        estimate = laplace.at(model, data, copy.deepcopy(fit.likelihood))
+        for _ in range(STEPS):
+            estimate.mackay(prior)
+        return float(estimate(prior).log_evidence.detach())
+
+    model, prior = copy.deepcopy(fit.model), copy.deepcopy(fit.prior)
+    with torch.no_grad():
+        for parameter in model.blocks[0]["f-fc"].parameters():
+            parameter.zero_()
+        for index, name in enumerate(prior.names):
+            if name.startswith("blocks.0.f-fc"):
+                prior.log_precision[index] = math.log(1e12)
+    lost = log_evidence(copy.deepcopy(fit.model), copy.deepcopy(fit.prior)) - log_evidence(model, prior)
+    assert first.nats == pytest.approx(lost, rel=1e-6)
+
+
+def test_what_is_left_out_hardens_away(strict):
+    data, fit = strict
+    plain = autosym.harden(autosym.simplify(fit, data), data)
+    assert {part.path for part in plain.hardening.parts if part.dropped} == {"f-fc"}
+    assert plain.hardening.cost.change < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("f-fc+conv", {"f-fc"}),
+        ("f-fc+conv+gconv:c4", {"f-fc", "conv"}),
+        ("conv+gconv:c4+gconv:d4", {"conv", "gconv:c4"}),
+        ("conv", set()),
+        ("f-fc", set()),
+    ],
+)
+def test_the_paths_that_break_what_another_keeps(name, expected):
+    torch.manual_seed(0)
+    data = torch.randn(20, 1, 8, 8), torch.arange(20) % 2
+    found = fitted(data, name, epochs=1, step="none").symmetry()
+    assert {path.path for path in breaking(found)} == expected
+    assert {path.layer for path in breaking(found)} == ({"blocks.0", "blocks.1"} if expected else set())
+
+
+def test_what_cannot_be_simplified_is_refused(strict):
+    (x, y), fit = strict
+    with pytest.raises(ValueError, match="data of the fit"):
+        autosym.simplify(fit, (x, y + 1))
+    with pytest.raises(ValueError, match="data of the fit"):
+        autosym.simplify(fit, (x[:50], y[:50]))
+    with pytest.raises(ValueError, match="nothing to leave out"):
+        autosym.simplify(fitted((x, y), "conv", epochs=2, likelihood="gaussian"), (x, y))
+    with pytest.raises(ValueError, match="Student-t"):
+        autosym.simplify(fitted((x, y), epochs=2, likelihood="gaussian", nu=4.0), (x, y))
+    with pytest.raises(ValueError, match="kernel"):
+        autosym.simplify(fitted((x, y), epochs=2, likelihood="gaussian", kernel=20), (x, y))
