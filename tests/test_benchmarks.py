@@ -49,13 +49,31 @@ def test_planted_digits_have_labels_of_the_question(question, symmetric):
     assert y.max() >= classes - 10
 
 
+@pytest.mark.parametrize(("symmetric", "strength"), truth.PLANTS)
+def test_numbers_are_given_by_the_teachers_and_noise(symmetric, strength):
+    case = truth.Case("regression", symmetric, 400, 5, strength)
+    x, y = truth.regression_data(case)
+    networks = truth.teachers(case)
+    with torch.no_grad():
+        given = [(a - a.mean()) / a.std() for a in (net(x) for net in networks)]
+        noise = y - sum(given) / len(given)
+    assert noise.std() == pytest.approx(0.1, rel=0.15)
+    shifted = [net(x.roll(2, -1)) for net in networks]
+    moved = [not torch.allclose(a, b, atol=1e-4) for a, b in zip(shifted, (net(x) for net in networks), strict=True)]
+    assert any(moved) is not symmetric
+
+
 @pytest.mark.parametrize(("plain", "said"), [(4.9, True), (5.1, False)])
 def test_the_answer_of_one_network_is_yes_below_a_twentieth(monkeypatch, plain, said):
     rows = (("conv", plain, True), ("gconv:c4", 100 - plain, True))
     found = Symmetry(tuple(PathShare("0", name, s, {}, 100, value, value / 100, {}) for name, value, s in rows))
-    fit = SimpleNamespace(evidence=SimpleNamespace(log_evidence=torch.tensor(-10.0)), symmetry=lambda: found)
-    monkeypatch.setattr(truth.autosym, "fit", lambda net, pair, **options: fit)
+    model = SimpleNamespace(simplification=SimpleNamespace(paths=()))
+    fit = SimpleNamespace(evidence=SimpleNamespace(log_evidence=torch.tensor(-10.0)), symmetry=lambda: found, model=model)
+    whole = SimpleNamespace(symmetry=lambda: SimpleNamespace(network_share=lambda group: 0.5))
+    monkeypatch.setattr(truth.autosym, "fit", lambda net, pair, **options: whole)
+    monkeypatch.setattr(truth.autosym, "simplify", lambda fitted, pair: fit)
     answer = truth.answer(truth.Case("turned", True, 20, 3))
+    assert answer["fitted"] == 0.5
     assert answer["said"] is answer["right"] is said
     assert answer["broken"] == pytest.approx(plain / 100)
     assert answer["learned"]
