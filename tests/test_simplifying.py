@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import autosym
 from autosym import nets
 from autosym.evidence import laplace
-from autosym.simplifying import STEPS, breaking
+from autosym.simplifying import STEPS
 
 SMALL = {"width": 4, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
 
@@ -114,8 +114,8 @@ def test_the_paths_that_break_what_another_keeps(name, expected):
     torch.manual_seed(0)
     data = torch.randn(20, 1, 8, 8), torch.arange(20) % 2
     found = fitted(data, name, epochs=1, step="none").symmetry()
-    assert {path.path for path in breaking(found)} == expected
-    assert {path.layer for path in breaking(found)} == ({"blocks.0", "blocks.1"} if expected else set())
+    assert {path.path for path in found.optional()} == expected
+    assert {path.layer for path in found.optional()} == ({"blocks.0", "blocks.1"} if expected else set())
 
 
 def test_what_cannot_be_simplified_is_refused(strict):

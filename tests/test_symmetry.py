@@ -185,10 +185,11 @@ def test_a_huge_precision_takes_the_share():
 def test_the_table_prints_a_row_per_path():
     model = relaxed()
     table = symmetry(model, *reversed(taken(model)))
-    head, rule, *rows, whole = str(table).splitlines()
+    head, rule, *rows, whole, hint = str(table).splitlines()
     assert head.split()[:2] == ["layer", "path"]
     assert set(rule) == {"-"}
     assert whole == f"of all effective parameters: {table.network_share():.1%} free"
+    assert hint == "what that is worth: autosym.simplify(fit, data)"
     assert len(rows) == 4
     for row, path in zip(rows, table, strict=True):
         words = row.split()

@@ -19,9 +19,7 @@ from autosym.batching import Data
 from autosym.comparison import alike
 from autosym.evidence import laplace
 from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
-from autosym.groups import keeps
 from autosym.sites import is_under
-from autosym.symmetry import PathShare, Symmetry
 from autosym.tables import table
 from autosym.training import Fit
 
@@ -65,7 +63,7 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
         raise ValueError("simplify compares evidence under Gaussian priors, not the bound of Student-t ones: fit without nu")
     if not isinstance(fitted.estimate, Laplace):
         raise ValueError("simplify compares evidence by Kronecker factors: fit without kernel=")
-    candidates = {f"{path.layer}.{path.path}".lstrip("."): path for path in breaking(fitted.symmetry())}
+    candidates = {f"{path.layer}.{path.path}".lstrip("."): path for path in fitted.symmetry().optional()}
     if not candidates:
         raise ValueError(
             "no path that has a share breaks a symmetry which another of its layer keeps, so there is nothing to leave out"
@@ -88,17 +86,6 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
 
 def _log_evidence(fitted: Fit) -> float:
     return float(fitted.evidence.log_evidence)
-
-
-def breaking(found: Symmetry) -> list[PathShare]:
-    """The paths that break a symmetry which another path of their layer keeps; not those that are frozen, of which no evidence tells."""
-
-    def breaks(path: PathShare, other: PathShare) -> bool:
-        group = other.path.removeprefix("gconv:")
-        kept = path.symmetric and (group == other.path or keeps(path.path, group))
-        return other.layer == path.layer and other.symmetric and not kept
-
-    return [path for path in found if not math.isnan(path.share) and any(breaks(path, other) for other in found)]
 
 
 @torch.no_grad()

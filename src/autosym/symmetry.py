@@ -20,6 +20,7 @@ from autosym.layers import Relaxed
 from autosym.priors import Prior
 from autosym.sites import is_under
 from autosym.tables import table
+from autosym.wording import WHOLE
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,16 @@ class Symmetry:
         full = [g for g in self._groups() if {p.layer for p in self.paths if p.symmetric and keeps(p.path, g)} == layers]
         return {"free": self.network_share(), **{group: self.network_share(group) for group in full}}
 
+    def optional(self) -> list[PathShare]:
+        """The paths that break a symmetry which another path of their layer keeps, as far as they have a share (``simplify``)."""
+
+        def breaks(path: PathShare, other: PathShare) -> bool:
+            group = other.path.removeprefix("gconv:")
+            kept = path.symmetric and (group == other.path or keeps(path.path, group))
+            return other.layer == path.layer and other.symmetric and not kept
+
+        return [path for path in self if not math.isnan(path.share) and any(breaks(path, other) for other in self)]
+
     def _groups(self) -> list[str]:
         return list(dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:")))
 
@@ -118,7 +129,10 @@ class Symmetry:
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
         broken = [f"{share:.1%} {'free' if name == 'free' else f'break {name}'}" for name, share in self.broken().items()]
-        return "\n".join([table(rows, "<<<<>>"), *([f"of all effective parameters: {', '.join(broken)}"] if broken else [])])
+        said = [f"of all effective parameters: {', '.join(broken)}"] if broken else []
+        if self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:
+            said.append("what that is worth: autosym.simplify(fit, data)")
+        return "\n".join([table(rows, "<<<<>>"), *said])
 
 
 @dataclass(frozen=True)
