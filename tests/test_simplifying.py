@@ -68,6 +68,11 @@ def test_a_path_that_breaks_a_symmetry_with_evidence_stays(free):
     assert worth["blocks.0"].nats > 20
     assert not worth["blocks.0"].left_out
     assert simple.symmetry().network_share() > 0.3
+    assert "autosym.simplify" in str(fit.symmetry())
+    assert "autosym.simplify" not in str(simple.symmetry())
+    assert set(simple.model.simplification.cautions) == set(fit.symmetry().cautions)
+    assert not simple.schedule.sampled_end
+    assert autosym.simplify(fit, data, sampled=True).schedule.sampled_end, "compare must know"
     everything = autosym.simplify(fit, data, nats=math.inf)
     assert everything.symmetry().network_share() < 1e-9, "no path is worth infinitely many"
 
@@ -124,6 +129,10 @@ def test_what_cannot_be_simplified_is_refused(strict):
         autosym.simplify(fit, (x, y + 1))
     with pytest.raises(ValueError, match="data of the fit"):
         autosym.simplify(fit, (x[:50], y[:50]))
+    with pytest.raises(ValueError, match="iterator"):
+        autosym.simplify(fit, iter([(x, y)]))
+    with pytest.raises(ValueError, match="step='none'"):
+        autosym.simplify(fitted((x, y), epochs=2, likelihood="gaussian", step="none"), (x, y))
     with pytest.raises(ValueError, match="nothing to leave out"):
         autosym.simplify(fitted((x, y), "conv", epochs=2, likelihood="gaussian"), (x, y))
     with pytest.raises(ValueError, match="Student-t"):

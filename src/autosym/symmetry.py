@@ -48,6 +48,7 @@ class Symmetry:
     paths: tuple[PathShare, ...]
     ranges: tuple[Range, ...] = ()
     cautions: tuple[str, ...] = ()  # what must be known before they are relied on
+    simplified: bool = False  # whether paths without evidence were left out (``simplify``)
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -130,7 +131,7 @@ class Symmetry:
             rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
         broken = [f"{share:.1%} {'free' if name == 'free' else f'break {name}'}" for name, share in self.broken().items()]
         said = [f"of all effective parameters: {', '.join(broken)}"] if broken else []
-        if self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:
+        if not self.simplified and self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:
             said.append("what that is worth: autosym.simplify(fit, data)")
         return "\n".join([table(rows, "<<<<>>"), *said])
 
@@ -179,4 +180,4 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symme
             }
             counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
             rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
-    return Symmetry(tuple(rows), tuple(averaging.ranges(model).values()))
+    return Symmetry(tuple(rows), tuple(averaging.ranges(model).values()), simplified=hasattr(model, "simplification"))

@@ -148,7 +148,7 @@ def _read(
 
 
 def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps: int = 30) -> float:
-    """The log evidence with orthonormal directions projected out; precision and noise are learned again, as its best chance."""
+    """The log evidence with orthonormal directions projected out; precision and noise are learned again, for a few steps."""
     kept = {name: t.detach().clone() for name, t in model.named_parameters(recurse=False)}
     with model.without(directions):
         assert model.conserved is not None
