@@ -15,8 +15,8 @@ START = 0.1  # that of the largest evidence with the first seed, of 1 and 0.1 fo
 RUNS = {
     run.name: run
     for task in _NUMBERS
-    for epochs in (150 if "cifar" in task else 60,)
-    for run in (Run("table3", task, MODEL, method, epochs=epochs, width=2, start=START) for method in ("map", "evidence"))
+    for method in ("map", "evidence")
+    for run in [Run("table3", task, MODEL, method, epochs=150 if "cifar" in task else 60, width=2, start=START)]
 }
 
 

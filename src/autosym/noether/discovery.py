@@ -48,9 +48,7 @@ class Discovery:
     """
 
     quantities: tuple[Quantity, ...]
-    drifting: tuple[
-        Quantity, ...
-    ]  # that stand out, but are not conserved, or have evidence only beside such: approximate at best
+    drifting: tuple[Quantity, ...]  # that stand out, but are not conserved, or have evidence only beside such
     singular_values: tuple[float, ...]
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact
