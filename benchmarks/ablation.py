@@ -14,10 +14,10 @@ import torch
 
 import autosym
 import pool
-from autosym import nets
-from autosym.experiments import quadrant_digits
-from autosym.predictive import scores
-from autosym.provenance import provenance
+from autosym.evidence.predictive import scores
+from autosym.nn import nets
+from autosym.papers import quadrant_digits
+from autosym.runtime.provenance import provenance
 from priors import arguments, show, table
 
 OUT = Path(__file__).parent / "results" / "ablation.json"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from autosym.likelihoods import Likelihood
-from autosym.priors import Prior
-from autosym.sites import sites
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import sites
 
 Pair = tuple[Tensor, Tensor]
 LogLikelihood = Callable[[Tensor], Tensor]  # (chains, P) to (chains,)

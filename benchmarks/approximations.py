@@ -25,13 +25,14 @@ from torch.func import vmap
 import ais
 import autosym
 import pool
-from autosym import likelihoods, nets
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
 from autosym.evidence import exact, kernel, laplace, variational
-from autosym.layers import Affine
-from autosym.likelihoods import Likelihood
-from autosym.paths import Bias, Dense
-from autosym.priors import Prior
-from autosym.provenance import provenance
+from autosym.linear.dense import Bias, Dense
+from autosym.nn import nets
+from autosym.nn.layers import Affine
+from autosym.runtime.provenance import provenance
 
 OUT = Path(__file__).parent / "results" / "approximations.json"
 SHAPE, SAMPLES, NOISE = (1, 4, 4), 80, 0.1

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from autosym import layers, nets
-from autosym.provenance import provenance
+from autosym.nn import layers, nets
+from autosym.runtime.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = (((10, 32, 32), (20, 16, 16)), ((40, 16, 16), (40, 8, 8)), ((80, 8, 8), (80, 4, 4)))

@@ -27,12 +27,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
-from autosym import layers, nets
-from autosym.curvature import kfac
-from autosym.likelihoods import Categorical
-from autosym.paths import gram
-from autosym.provenance import provenance
-from autosym.sites import Tape, sites
+from autosym.bayes.likelihoods import Categorical
+from autosym.curvature.kronecker import kfac
+from autosym.curvature.owners import sites
+from autosym.curvature.tape import Tape
+from autosym.linear.path import gram
+from autosym.nn import layers, nets
+from autosym.runtime.provenance import provenance
 
 BATCH = 250
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 import autosym
-from autosym import nets
-from autosym.batching import Stream
-from autosym.capture import Captured
+from autosym.bayes.likelihoods import Categorical
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import sites
 from autosym.evidence import laplace
-from autosym.likelihoods import Categorical
-from autosym.priors import Prior
-from autosym.provenance import provenance
-from autosym.proximal import Weights
-from autosym.sites import sites
+from autosym.nn import nets
+from autosym.runtime.batching import Stream
+from autosym.runtime.graphs import Captured
+from autosym.runtime.provenance import provenance
+from autosym.training.steps import Weights
 
 GOALS = {
     "f-fc+conv/epoch": 0.7,

@@ -16,10 +16,11 @@ from torch import Tensor
 
 import autosym
 import pool
-from autosym import data, nets
-from autosym.groups import GROUPS
-from autosym.predictive import scores
-from autosym.provenance import provenance
+from autosym.evidence.predictive import scores
+from autosym.linear.groups import GROUPS
+from autosym.nn import nets
+from autosym.papers import datasets
+from autosym.runtime.provenance import provenance
 from priors import arguments
 
 OUT = Path(__file__).parent / "results" / "other_groups.json"
@@ -44,10 +45,10 @@ def moved(x: Tensor, group: str, seed: int) -> Tensor:
 
 def tensors(case: Case) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test pairs, shifted and moved anew for each part, normalised by the training images."""
-    images, labels = data.digits()
+    images, labels = datasets.digits()
     parts = []
-    for part, rows in enumerate(data.split(len(images), TEST, case.seed)):
-        x = data.shifted(images[rows], 2 * case.seed + part)[:, None]
+    for part, rows in enumerate(datasets.split(len(images), TEST, case.seed)):
+        x = datasets.shifted(images[rows], 2 * case.seed + part)[:, None]
         parts.append((moved(x, case.group, 1000 + 2 * case.seed + part) if case.moved else x, labels[rows]))
     (x, y), (x_test, y_test) = parts
     return ((x - x.mean()) / x.std(), y), ((x_test - x.mean()) / x.std(), y_test)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from autosym.provenance import commit
+from autosym.runtime.provenance import commit
 
 Case = TypeVar("Case")  # a frozen dataclass of numbers and strings
 

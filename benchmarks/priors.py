@@ -17,10 +17,10 @@ import torch
 
 import autosym
 import pool
-from autosym import nets
-from autosym.experiments import quadrant_digits
-from autosym.predictive import scores
-from autosym.provenance import provenance
+from autosym.evidence.predictive import scores
+from autosym.nn import nets
+from autosym.papers import quadrant_digits
+from autosym.runtime.provenance import provenance
 
 OUT = Path(__file__).parent / "results" / "priors.json"
 PRIORS = {"Gaussian": {}, "Student-t, nu = 10": {"nu": 10.0}, "Student-t, nu = 2": {"nu": 2.0}, "MAP": {"step": "none"}}

@@ -22,18 +22,19 @@ from pathlib import Path
 
 import torch
 
-from autosym import data, nets
-from autosym.batching import Stream
-from autosym.capture import Captured
-from autosym.curvature import Curvature, Factors
+from autosym.bayes.likelihoods import Categorical
+from autosym.bayes.priors import Prior
+from autosym.curvature.kronecker import Curvature, Factors
+from autosym.curvature.owners import sites, sizes
 from autosym.evidence import laplace
-from autosym.likelihoods import Categorical
-from autosym.priors import Prior
-from autosym.provenance import provenance
-from autosym.proximal import Weights
-from autosym.schedules import Schedule
-from autosym.sites import sites, sizes
-from autosym.symmetry import symmetry
+from autosym.evidence.shares import symmetry
+from autosym.nn import nets
+from autosym.papers import datasets
+from autosym.runtime.batching import Stream
+from autosym.runtime.graphs import Captured
+from autosym.runtime.provenance import provenance
+from autosym.training.schedule import Schedule
+from autosym.training.steps import Weights
 
 TASKS = {"digit": 10, "digit+quadrant": 40}
 BASE = Schedule(epochs=50, batch_size=128, lr=0.004, relative=False, trust=0.5, every=2)
@@ -104,11 +105,11 @@ VARIANTS = {
 
 
 def embedded(task: str, seed: int) -> tuple:
-    images, labels = data.digits()
-    rest, held_out = data.split(len(images), 360, seed)
+    images, labels = datasets.digits()
+    rest, held_out = datasets.split(len(images), 360, seed)
     parts = []
     for part, rows in enumerate((rest, held_out)):
-        canvas, quadrant = data.in_quadrants(images[rows], 2, 2 * seed + part)
+        canvas, quadrant = datasets.in_quadrants(images[rows], 2, 2 * seed + part)
         parts.append(((canvas - 0.12) / 0.28, labels[rows] + (10 * quadrant if task == "digit+quadrant" else 0)))
     return (
         parts[0],
@@ -118,9 +119,9 @@ def embedded(task: str, seed: int) -> tuple:
 
 
 def mnist(task: str, seed: int, folder: Path | None, samples: int) -> tuple:
-    (images, labels), _ = data.mnist(folder)
-    x, quadrant = data.quadrants(data.as_floats(images), seed)
-    x, y = data.normalised(x, *data.MNIST), labels + (10 * quadrant if task == "digit+quadrant" else 0)
+    (images, labels), _ = datasets.mnist(folder)
+    x, quadrant = datasets.quadrants(datasets.as_floats(images), seed)
+    x, y = datasets.normalised(x, *datasets.MNIST), labels + (10 * quadrant if task == "digit+quadrant" else 0)
     return (x[:samples], y[:samples]), (x[50_000:], y[50_000:]), partial(nets.build, in_shape=(1, 32, 32), start=1.0)
 
 

@@ -25,9 +25,9 @@ import torch
 from safetensors.torch import load_file
 
 import autosym
-from autosym import nets
 from autosym.evidence import kernel, laplace
-from autosym.provenance import provenance
+from autosym.nn import nets
+from autosym.runtime.provenance import provenance
 
 EPOCHS = 12
 GROWTH = 16 * 2**20  # bytes that the resident memory may rise after the warm-up: of the allocator, not of a leak

@@ -42,9 +42,10 @@ import torch
 from torch import Tensor, nn
 
 import autosym
-from autosym import data, nets
-from autosym.provenance import provenance
-from autosym.wording import WHOLE
+from autosym.evidence.wording import WHOLE
+from autosym.nn import nets
+from autosym.papers import datasets
+from autosym.runtime.provenance import provenance
 from pool import answers
 
 OUT = Path(__file__).parent / "results" / "truth.json"
@@ -159,16 +160,16 @@ def _margins(teacher: nets.Net, x: Tensor) -> Tensor:
 
 def digit_data(case: Case) -> tuple[Tensor, Tensor]:
     """Embedded digits as the case asks for, normalised."""
-    images, labels = data.digits()
+    images, labels = datasets.digits()
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(case.seed))[: case.samples]
     x, y = images[rows], labels[rows]
     if case.question == "quadrant":
-        x, quadrant = data.in_quadrants(x, 2, case.seed)
+        x, quadrant = datasets.in_quadrants(x, 2, case.seed)
         y = y if case.symmetric else y + 10 * quadrant
     else:
-        x = data.shifted(x, case.seed)[:, None]
+        x = datasets.shifted(x, case.seed)[:, None]
         if case.question == "turned" and case.symmetric:
-            x = data.turned(x[:, 0], case.seed + 1)[:, None]
+            x = datasets.turned(x[:, 0], case.seed + 1)[:, None]
         if case.question == "flipped":
             mirrored = torch.rand(len(x), generator=torch.Generator().manual_seed(case.seed + 1)) < 0.5
             x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)

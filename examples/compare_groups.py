@@ -11,14 +11,15 @@ import argparse
 import torch
 
 import autosym
-from autosym import data, nets
+from autosym.nn import nets
+from autosym.papers import datasets
 
 
 def digits(samples: int, turned: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Shifted, perhaps turned, and normalised digits (N, 1, 8, 8)."""
-    images, labels = data.digits()
-    x = data.shifted(images[:samples], seed=0)
-    x = data.turned(x, seed=1) if turned else x
+    images, labels = datasets.digits()
+    x = datasets.shifted(images[:samples], seed=0)
+    x = datasets.turned(x, seed=1) if turned else x
     return ((x - x.mean()) / x.std())[:, None], labels[:samples]
 
 

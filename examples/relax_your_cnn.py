@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autosym
-from autosym import data
+from autosym.papers import datasets
 
 
 class YourCNN(nn.Module):
@@ -36,10 +36,10 @@ class YourCNN(nn.Module):
 
 def digits_in_quadrants(ask_quadrant: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test images (N, 1, 16, 16) with labels."""
-    images, digits = data.digits()
+    images, digits = datasets.digits()
     pairs = []
-    for seed, indices in enumerate(data.split(len(images), test=360, seed=0)):
-        x, quadrant = data.in_quadrants(images[indices], jitter=2, seed=seed)
+    for seed, indices in enumerate(datasets.split(len(images), test=360, seed=0)):
+        x, quadrant = datasets.in_quadrants(images[indices], jitter=2, seed=seed)
         pairs.append(((x - 0.08) / 0.22, digits[indices] + (10 * quadrant if ask_quadrant else 0)))
     return pairs[0], pairs[1]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autosym.sparse import Basis, SparseConv, SparseIn, SparseOut
+from autosym.linear.sparse import Basis, SparseConv, SparseIn, SparseOut
 
 # name, constructor by anchors, learn_omega and learn_z, all positions, shape of one input
 SPARSE = [

@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from autosym import cli
-from autosym.experiments.quadrant_digits import MODELS, TASKS
+from autosym.cli import commands
+from autosym.papers.quadrant_digits import MODELS, TASKS
 
 ROW = {"task", "model", "method", "accuracy", "standard_error", "nll", "evidence", "parameters", "seconds"}
 
 
 def shown(capsys, *arguments, status=0):
     """What a command prints, as (stdout, stderr)."""
-    assert cli.main([str(a) for a in arguments]) == status
+    assert commands.main([str(a) for a in arguments]) == status
     return capsys.readouterr()
 
 

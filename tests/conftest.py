@@ -14,7 +14,7 @@ def seed():
 @pytest.fixture
 def tiny(monkeypatch):
     """Every run of the experiment with small networks, in this process, one after the other."""
-    from autosym.experiments import quadrant_digits
+    from autosym.papers import quadrant_digits
 
     small = {name: replace(run, width=2, test=1600, epochs=2) for name, run in quadrant_digits.RUNS.items()}
     monkeypatch.setattr(quadrant_digits, "RUNS", small)

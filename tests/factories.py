@@ -3,10 +3,13 @@
 import pytest
 import torch
 
-from autosym import layers
-from autosym.groups import GROUPS
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv, Pool
-from autosym.sparse import SparseConv, SparseIn, SparseOut
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS
+from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.nn import layers
 
 
 def group_paths():

@@ -4,7 +4,7 @@ import gzip
 
 import torch
 
-from autosym import data
+from autosym.papers import datasets
 
 
 def idx(tensor, magic=None, count=None):
@@ -18,7 +18,7 @@ def mnist_parts(train=5, test=3):
     """Training and test parts, by the names of their files."""
     x, x_test = (torch.randint(256, (n, 28, 28), dtype=torch.uint8) for n in (train, test))
     y, y_test = (torch.randint(10, (n,), dtype=torch.uint8) for n in (train, test))
-    return dict(zip(data.MNIST_MD5, (x, y, x_test, y_test), strict=True))
+    return dict(zip(datasets.MNIST_MD5, (x, y, x_test, y_test), strict=True))
 
 
 def write_mnist(folder, parts, zipped=True, **replaced):
@@ -33,7 +33,7 @@ def write_cifar10(folder, sizes=(2, 3, 4, 5, 6, 2)):
     folder.mkdir(parents=True, exist_ok=True)
     images = [torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8) for n in sizes]
     labels = [torch.randint(10, (len(x),), dtype=torch.uint8) for x in images]
-    for name, x, y in zip(data.CIFAR10_FILES, images, labels, strict=True):
+    for name, x, y in zip(datasets.CIFAR10_FILES, images, labels, strict=True):
         rows = [bytes([int(label), *image.flatten().tolist()]) for image, label in zip(x, y, strict=True)]
         (folder / name).write_bytes(b"".join(rows))
     return torch.cat(images[:5]), torch.cat(labels[:5]), images[5], labels[5]

@@ -8,10 +8,10 @@ from torch.testing import assert_close
 from torch.utils.data import Dataset
 
 import oracles
-from autosym import nets
-from autosym.curvature import kfac
-from autosym.likelihoods import LIKELIHOODS
-from autosym.sites import sites
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature.kronecker import kfac
+from autosym.curvature.owners import sites
+from autosym.nn import nets
 
 OPTIMISERS = ("adam", "sgd")
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

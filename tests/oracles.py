@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev, vmap
 
-from autosym.curvature import Curvature
-from autosym.paths import Conv, GroupConv
+from autosym.curvature.kronecker import Curvature
+from autosym.linear.conv import Conv
+from autosym.linear.group_conv import GroupConv
 
 
 def negative_log_likelihood(likelihood: str, sigma_noise: float = 1.0):

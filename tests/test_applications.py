@@ -20,8 +20,9 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
-from autosym import applications, cli, nets
-from autosym.applications import Run, network_for, schedule_for, working_size
+from autosym.cli import commands, own_images
+from autosym.cli.own_images import Run, network_for, schedule_for, working_size
+from autosym.nn import nets
 from commands import bars, shown
 
 FILES = {"checkpoint.safetensors", "history.jsonl", "result.json", "report.json", "report.html"}
@@ -71,7 +72,7 @@ def test_every_working_size_has_a_network(size, name):
 def test_small_data_are_trained_long_enough():
     for samples in (10, 50, 200, 1000, 5000, 60_000):
         schedule = schedule_for(Run("x"), samples)
-        assert schedule.epochs * math.ceil(samples / schedule.batch_size) >= applications.WEIGHT_STEPS
+        assert schedule.epochs * math.ceil(samples / schedule.batch_size) >= own_images.WEIGHT_STEPS
         assert len(schedule.evidence_epochs()) <= 130
     assert schedule_for(Run("x", epochs=3), 100).epochs == 3
 
@@ -194,7 +195,7 @@ def test_data_that_are_refused(capsys, tmp_path, folder):
 def test_bad_usage_is_2(capsys):
     for arguments in (["fit"], ["audit", "x"], ["fit", "x", "--spam"], ["fit", "x", "--epochs", "many"]):
         with pytest.raises(SystemExit) as stop:
-            cli.main(arguments)
+            commands.main(arguments)
         assert stop.value.code == 2
         assert capsys.readouterr().out == ""
 
@@ -234,7 +235,7 @@ def test_a_new_run_leaves_nothing_of_the_one_before(capsys, tmp_path, npz, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("autosym.training.evidence_step", interrupt)
+        patch.setattr("autosym.training.fitting.evidence_step", interrupt)
         shown(capsys, *options, "--seed", "1", status=130)
     assert {file.name for file in (tmp_path / "r").iterdir()} == {"checkpoint.safetensors", "history.jsonl"}
     assert "result.json does not exist" in shown(capsys, "report", tmp_path / "r", status=1).err
@@ -242,7 +243,7 @@ def test_a_new_run_leaves_nothing_of_the_one_before(capsys, tmp_path, npz, monke
     shown(capsys, *options, "--seed", "1", "--resume", "--json")
     result = (tmp_path / "r" / "result.json").read_text()
     with monkeypatch.context() as patch:
-        patch.setattr("autosym.training.evidence_step", interrupt)
+        patch.setattr("autosym.training.fitting.evidence_step", interrupt)
         shown(capsys, *options, "--seed", "1", status=130)
     (tmp_path / "r" / "result.json").write_text(result)  # as older versions left it
     assert "0 of 3 epochs" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
@@ -297,9 +298,9 @@ def test_an_interruption_names_no_checkpoint_where_there_is_none(capsys, monkeyp
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(applications, "audit", interrupt)
+    monkeypatch.setattr(own_images, "audit", interrupt)
     assert shown(capsys, "audit", "x", "y", status=130).err == "\nautosym: interrupted\n"
-    monkeypatch.setattr(applications, "train", interrupt)
+    monkeypatch.setattr(own_images, "train", interrupt)
     assert (
         shown(capsys, "fit", "x y", "--resume", status=130).err
         == "\nautosym: interrupted; go on by: autosym fit 'x y' --resume\n"

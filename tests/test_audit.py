@@ -11,7 +11,7 @@ pytest.importorskip("rich")
 pytest.importorskip("PIL")
 
 
-from autosym import applications
+from autosym.cli import own_images
 from commands import bars, shown
 from test_programs import network, save
 
@@ -44,7 +44,7 @@ def test_audit_of_a_run_sees_its_layers_and_knows_its_images(capsys, tmp_path, n
 
 def test_a_read_run_computes_what_the_trained_network_did(capsys, tmp_path, npz):
     result = json.loads(shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "30", "--json").out)
-    net, preprocessing = applications._read_run(tmp_path / "r")
+    net, preprocessing = own_images._read_run(tmp_path / "r")
     images, labels = bars()
     x = (torch.tensor(images)[:, None] / 255 - preprocessing["mean"][0]) / preprocessing["std"][0]
     accuracy = 100 * (net(x.float()).argmax(1).numpy() == labels).mean()

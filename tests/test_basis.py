@@ -9,9 +9,9 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-from autosym import cli
-from autosym.experiments import basis
-from autosym.experiments.basis import LEARNED, MODELS, Run
+from autosym.cli import commands
+from autosym.papers import basis
+from autosym.papers.basis import LEARNED, MODELS, Run
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -46,10 +46,10 @@ def test_symmetric_features_are_even_and_of_the_size_of_the_others(model):
 
 def test_the_demo_prints_a_table_and_writes_a_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(basis, "Run", lambda seed: Run(seed, steps=3, features=50))
-    assert cli.main(["demo", "--basis", "--out", str(tmp_path)]) == 0
+    assert commands.main(["demo", "--basis", "--out", str(tmp_path)]) == 0
     assert "The evidence chooses" in capsys.readouterr().out
     assert (tmp_path / "basis.png").stat().st_size > 10_000
-    assert cli.main(["demo", "--basis", "--json", "--out", str(tmp_path)]) == 0
+    assert commands.main(["demo", "--basis", "--json", "--out", str(tmp_path)]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["rows"] == json.loads((tmp_path / "result.json").read_text())["rows"]
     assert {row["model"] for row in printed["rows"]} == {model.label for model in MODELS}

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import autosym
-from autosym import batching
-from autosym.batching import Stream, all_finite, batches, to_model
-from autosym.likelihoods import Categorical
+from autosym.bayes.likelihoods import Categorical
+from autosym.runtime import batching
+from autosym.runtime.batching import Stream, all_finite, batches, to_model
 from models import Samples, draw, mlp
 
 

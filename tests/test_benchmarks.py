@@ -16,11 +16,12 @@ import pool
 import priors
 import schedule
 import truth
-from autosym import likelihoods, nets
-from autosym.groups import GROUPS
-from autosym.priors import Prior
-from autosym.sites import sites
-from autosym.symmetry import PathShare, Symmetry
+from autosym.bayes import likelihoods
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import sites
+from autosym.evidence.shares import PathShare, Symmetry
+from autosym.linear.groups import GROUPS
+from autosym.nn import nets
 
 # ---- truth
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import autosym
 from autosym import Categorical, Prior
-from autosym.capture import WARM_UP, Captured, beside
-from autosym.proximal import Weights
-from autosym.sites import sites
+from autosym.curvature.owners import sites
+from autosym.runtime.graphs import WARM_UP, Captured, beside
+from autosym.training.steps import Weights
 from models import draw, images, mlp, small
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from autosym import checkpoint, layers, nets
-from autosym.training import fit
+from autosym.nn import layers, nets
+from autosym.training import checkpoint
+from autosym.training.fitting import fit
 
 
 class Stop(Exception):
@@ -106,7 +107,7 @@ def test_a_resumed_run_moves_in_the_coordinates_it_began_in(tmp_path, monkeypatc
         values, vectors = ours(matrix)
         return values, -vectors
 
-    monkeypatch.setattr("autosym.coordinates.torch.linalg.eigh", with_other_signs)
+    monkeypatch.setattr("autosym.linear.frames.torch.linalg.eigh", with_other_signs)
     resumed = fit(sparse_network(), classification(), checkpoint=tmp_path / "c", resume=True, **options)
     assert untimed(whole.history) == untimed(resumed.history)
 

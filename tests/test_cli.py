@@ -13,8 +13,10 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from autosym import __main__, cli, provenance
-from autosym.experiments.quadrant_digits import METHODS, MODELS, RUNS, TASKS, Run
+from autosym import __main__
+from autosym.cli import commands
+from autosym.papers.quadrant_digits import METHODS, MODELS, RUNS, TASKS, Run
+from autosym.runtime import provenance
 from commands import check_row, check_symmetry, shown
 
 # ---- the commands themselves
@@ -33,7 +35,7 @@ def test_python_dash_m():
 @pytest.mark.parametrize("arguments", [["--help"], []], ids=["--help", "nothing"])
 def test_help_lists_the_commands(capsys, arguments):
     with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+        commands.main(arguments)
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for word in ("fit", "audit", "demo", "run", "table", "report", "--version", "symmetry"):
@@ -56,7 +58,7 @@ def test_help_lists_the_commands(capsys, arguments):
 )
 def test_help_of_a_command_explains_its_options(capsys, command, options):
     with pytest.raises(SystemExit) as stop:
-        cli.main([command, "--help"])
+        commands.main([command, "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert all(option in text for option in options)
@@ -65,7 +67,7 @@ def test_help_of_a_command_explains_its_options(capsys, command, options):
 
 def test_an_unknown_command_is_refused(capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["spam"])
+        commands.main(["spam"])
     assert stop.value.code != 0
     assert "spam" in capsys.readouterr().err
 

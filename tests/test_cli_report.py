@@ -161,7 +161,7 @@ def test_memory_that_is_not_enough_is_an_error(capsys, monkeypatch):
     def fail(*_, **__):
         raise MemoryError("Unable to allocate 3 TiB")
 
-    monkeypatch.setattr("autosym.applications.train", fail)
+    monkeypatch.setattr("autosym.cli.commands.own_images.train", fail)
     assert "not enough memory (Unable to allocate 3 TiB)" in shown(capsys, "fit", "x.npz", status=1).err
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from autosym import cli
-from autosym.experiments import group_digits, running, table1, table2, table3
-from autosym.experiments.quadrant_digits import METHODS, RUNS
+from autosym.cli import commands
+from autosym.papers import group_digits, measuring, table1, table2, table3
+from autosym.papers.quadrant_digits import METHODS, RUNS
 from commands import shown
 from files import mnist_parts, write_mnist
 
@@ -79,7 +79,7 @@ def test_run_all_runs_every_cell_that_begins_so(capsys, tmp_path, published):
 def test_run_all_chooses_by_the_beginning_of_a_name(capsys, monkeypatch):
     """The runs of any experiment; none is trained here."""
     ran = []
-    monkeypatch.setattr(cli, "_run", lambda name, *rest: ran.append(name))
+    monkeypatch.setattr(commands, "_run", lambda name, *rest: ran.append(name))
     for beginning, names in (
         ("table2", list(table2.RUNS)),
         ("table2/s-fc/", [f"table2/s-fc/{prior}/{method}" for prior in ("u", "omega") for method in METHODS]),
@@ -115,7 +115,7 @@ def test_run_of_two_seeds_is_two_results(capsys, tmp_path, published):
 
 def test_seeds_count_from_the_experiments_own(capsys, monkeypatch):
     ran = []
-    monkeypatch.setattr(cli, "_run", lambda name, config, *rest: ran.append((config.seed, str(rest[0]))))
+    monkeypatch.setattr(commands, "_run", lambda name, config, *rest: ran.append((config.seed, str(rest[0]))))
     shown(capsys, "run", "quadrant-digits", "--seeds", "3")
     assert ran == [(1 + i, f"runs/quadrant-digits/seed{1 + i}") for i in range(3)]
 
@@ -180,7 +180,7 @@ def test_published_tables_for_people(capsys, tmp_path):
         row = {"accuracy": accuracy, "nll": 0.126, "evidence": -0.5, "seconds": 12.0, "parameters": 5}
         config = {**run.__dict__, "seed": seed, "epochs": 77}
         result = {"row": row, "config": config, "symmetry": [], "provenance": {"device": "D"}}
-        running.write(result, tmp_path / f"{replace(run, seed=seed).file}.json")
+        measuring.write(result, tmp_path / f"{replace(run, seed=seed).file}.json")
     text = shown(capsys, "table", "1", "--results", tmp_path).out
     assert "Table 1: ours and the paper's" in text
     rows = {tuple(cell for _, cell in row[:3]): row[3:] for row in printed(text)}
@@ -208,7 +208,7 @@ def test_learned_shares_stand_beside_the_published_ones(capsys, tmp_path):
     symmetry = [{"path": path, "share": share} for path, both in shares.items() for share in both]
     row = {"accuracy": 97.0, "nll": 0.1, "evidence": -0.5, "seconds": 12.0, "parameters": 5}
     result = {"row": row, "config": run.__dict__, "symmetry": symmetry, "provenance": {"device": "D"}}
-    running.write(result, tmp_path / f"{run.file}.json")
+    measuring.write(result, tmp_path / f"{run.file}.json")
     second = shown(capsys, "table", "3", "--results", tmp_path).out.split("Learned by evidence")[1]
     rows = {row[0][1]: row[1:] for row in printed(second)}
     assert set(rows) == {run.task for run in table3.RUNS.values()}

@@ -9,13 +9,12 @@ from torch import nn
 
 import autosym
 import oracles
-from autosym import wording
-from autosym.comparison import short_of_mode
-from autosym.evidence import laplace
-from autosym.likelihoods import Gaussian
-from autosym.priors import Prior
-from autosym.schedules import Schedule
-from autosym.training import Fit
+from autosym.answer.comparison import short_of_mode
+from autosym.bayes.likelihoods import Gaussian
+from autosym.bayes.priors import Prior
+from autosym.evidence import laplace, wording
+from autosym.training.fitted import Fit
+from autosym.training.schedule import Schedule
 from models import images, regression, small
 
 NOISE, PRECISION = 0.5, 2.0

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from autosym import cli, conserved_page
+from autosym.cli import commands
+from autosym.report import conserved
 
 pytest.importorskip("jinja2")
 EVIL = "<script>document.title = 'taken'</script>"
@@ -41,7 +42,7 @@ def contents(**changes):
 
 
 def test_the_page_holds_all_that_was_found():
-    page = conserved_page.html(contents())
+    page = conserved.html(contents())
     assert "You have 1 symmetry: energy." in page
     assert "0.50 q1² − 0.50 p1²" in page
     assert len(re.findall(r'<img src="data:image/png;base64,', page)) == 1
@@ -56,13 +57,13 @@ def test_the_page_holds_all_that_was_found():
 
 
 def test_words_of_others_are_escaped():
-    page = conserved_page.html(contents(title=EVIL, command=EVIL, quantities=[quantity(name=EVIL, text=EVIL)]))
+    page = conserved.html(contents(title=EVIL, command=EVIL, quantities=[quantity(name=EVIL, text=EVIL)]))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
 
 
 def test_cautions_say_what_to_doubt():
-    said = lambda **changes: " ".join(conserved_page.view(contents(**changes))["cautions"])  # noqa: E731
+    said = lambda **changes: " ".join(conserved.view(contents(**changes))["cautions"])  # noqa: E731
     assert said() == ""
     assert "no more evidence" in said(log_evidence_without=93.0)
     assert "approximate" in said(drifting=[quantity(drift=0.5)])
@@ -71,15 +72,15 @@ def test_cautions_say_what_to_doubt():
 
 
 def test_nothing_found_is_a_page_too():
-    page = conserved_page.html(contents(symmetries=0, quantities=[], generators=[], singular_values=[0.3, 0.2]))
+    page = conserved.html(contents(symmetries=0, quantities=[], generators=[], singular_values=[0.3, 0.2]))
     assert "No conserved quantity of degree two was found." in page
     assert "There is no quantity to follow." in page
 
 
 def test_the_command_writes_result_and_report(tmp_path, capsys):
-    assert cli.main(["noether", "--demo", "oscillator", "--points", "10", "--out", str(tmp_path)]) == 0
+    assert commands.main(["noether", "--demo", "oscillator", "--points", "10", "--out", str(tmp_path)]) == 0
     assert "report.html" in capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["title"] == "oscillator"
     assert "--points 10" in result["command"]
-    assert (tmp_path / "report.html").read_text() == conserved_page.html(result)
+    assert (tmp_path / "report.html").read_text() == conserved.html(result)

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 import autosym
 from architectures import ARCHITECTURES, Functional, built
-from autosym.conversion import FREE
-from autosym.layers import Relaxed
+from autosym.nn.layers import Relaxed
+from autosym.surgery.relaxing import FREE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 
@@ -238,7 +238,7 @@ def test_layers_frozen_by_the_user_and_unused_ones_stay_so():
 def test_a_map_of_one_position_and_one_that_is_too_large_are_kept(monkeypatch):
     model = nn.Sequential(nn.Conv2d(1, 4, 6), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(4, 2))
     assert autosym.relax(model, torch.randn(2, 1, 6, 6)).relaxation.names("relaxed") == ()
-    monkeypatch.setattr("autosym.conversion.LARGEST_FACTORS", 100_000)
+    monkeypatch.setattr("autosym.surgery.relaxing.LARGEST_FACTORS", 100_000)
     model, x = built("lenet")
     record = autosym.relax(model, x).relaxation
     assert record.names("relaxed") == ("conv2", "fc1")

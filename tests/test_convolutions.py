@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.func import jacrev, vmap
 from torch.testing import assert_close
 
-from autosym import convolutions
-from autosym.convolutions import circular_conv, patches, shifted_correlations, wrap
+from autosym.linear import circular
+from autosym.linear.circular import circular_conv, patches, shifted_correlations, wrap
 
 KERNELS = [(1, 1), (3, 3), (1, 3), (3, 5), (5, 1)]
 
@@ -43,7 +43,7 @@ def test_wrap_takes_positions_around_the_sides(shape, kernel):
 def test_wrap_by_one_gather_is_the_same(kernel):
     """The form on a GPU, from a table of positions."""
     x = maps(2, 3, 4, 6)
-    table = convolutions._around(4, 6, kernel[0] // 2, kernel[1] // 2, x.device)
+    table = circular._around(4, 6, kernel[0] // 2, kernel[1] // 2, x.device)
     assert torch.equal(x.flatten(-2)[..., table], around(x, kernel))
 
 
@@ -150,7 +150,7 @@ def test_only_the_gradient_that_is_asked_for_is_computed(wanted, spare, monkeypa
     def refuse(*_):
         raise AssertionError(f"{spare} is not needed")
 
-    monkeypatch.setattr(convolutions, spare, refuse)
+    monkeypatch.setattr(circular, spare, refuse)
     assert_close(torch.autograd.grad(one.square().sum(), inputs[wanted]), expected)
     with pytest.raises(AssertionError, match="not needed"):
         both.sum().backward()
@@ -203,8 +203,8 @@ def unfolded_gram(x, kernel, mode):
     ids=str,
 )
 def test_shifted_correlations_are_the_gram_of_patches(kernel, size, flat, mode, monkeypatch):
-    calls, real = [], convolutions._lagged
-    monkeypatch.setattr(convolutions, "_lagged", lambda *a: calls.append(1) or real(*a))
+    calls, real = [], circular._lagged
+    monkeypatch.setattr(circular, "_lagged", lambda *a: calls.append(1) or real(*a))
     x = maps(2, 2, *size)
     assert_close(shifted_correlations(x, kernel, mode), unfolded_gram(x, kernel, mode), rtol=1e-12, atol=1e-10)
     assert bool(calls) is flat, "the other form was meant"

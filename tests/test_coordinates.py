@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from anchors import SPARSE, dense_weights, set_omega
-from autosym import Gaussian, Prior, fit, nets
-from autosym.likelihoods import LIKELIHOODS
-from autosym.proximal import Weights
-from autosym.sites import frames, sites
-from autosym.sparse import SparseConv, SparseIn, SparseOut
+from autosym import Gaussian, Prior, fit
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature.owners import frames, sites
+from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.nn import nets
+from autosym.training.steps import Weights
 from models import randomised
 
 
@@ -127,7 +128,7 @@ def test_training_moves_anchors_in_their_frames_where_the_prior_and_the_optimise
             super().__init__(*arguments)
             seen.append(set(self.frames))
 
-    monkeypatch.setattr("autosym.training.Weights", Spy)
+    monkeypatch.setattr("autosym.training.fitting.Weights", Spy)
     net = nets.build("s-fc+s-conv", (1, 4, 4), 2, 2, channels=(1,), strides=(1,), hidden=2)
     pair = torch.randn(8, 1, 4, 4), torch.tensor([0, 1]).repeat(4)
     anchors = {s.name for s in sites(net) if isinstance(s.module, SparseConv | SparseIn | SparseOut)}

@@ -8,9 +8,11 @@ from torch.func import hessian, jacrev, vmap
 from torch.testing import assert_close
 
 import oracles
-from autosym import layers, nets
-from autosym.likelihoods import LIKELIHOODS
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.nn import layers, nets
 from models import EXACT, convnet, curvature, draw, exact_blocks, mlp, owned, randomised
 
 

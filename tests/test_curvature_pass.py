@@ -8,9 +8,9 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from autosym import layers, nets
-from autosym.curvature import Signs
-from autosym.likelihoods import LIKELIHOODS
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature.passes import Signs
+from autosym.nn import layers, nets
 from factories import LAYERS
 from models import (
     EXACT,

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autosym import data
+from autosym.papers import datasets
 
 
 def drawn(count=40):
@@ -16,7 +16,7 @@ def drawn(count=40):
 
 def test_digits_are_the_embedded_ones():
     pytest.importorskip("sklearn")
-    images, labels = data.digits()
+    images, labels = datasets.digits()
     assert images.shape == (1797, 8, 8)
     assert labels.shape == (1797,)
     assert images.dtype == torch.float32
@@ -28,7 +28,7 @@ def test_digits_are_the_embedded_ones():
 def test_digits_can_come_from_a_file(monkeypatch, tmp_path):
     np.savez(tmp_path / "digits.npz", images=np.full((2, 8, 8), 0.5), labels=np.array([3, 4]))
     monkeypatch.setenv("AUTOSYM_DIGITS", str(tmp_path / "digits.npz"))
-    images, labels = data.digits()
+    images, labels = datasets.digits()
     assert images.dtype == torch.float32
     assert images.shape == (2, 8, 8)
     assert labels.tolist() == [3, 4]
@@ -37,12 +37,12 @@ def test_digits_can_come_from_a_file(monkeypatch, tmp_path):
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"scikit-learn: pip install 'autosym\[data\]'"):
-        data.digits()
+        datasets.digits()
 
 
 def test_without_jitter_the_image_is_in_its_quadrant_and_nowhere_else():
     images = drawn()
-    canvas, quadrant = data.in_quadrants(images, 0, seed=0)
+    canvas, quadrant = datasets.in_quadrants(images, 0, seed=0)
     assert canvas.shape == (40, 1, 6, 8)
     assert quadrant.unique().tolist() == [0, 1, 2, 3]
     for image, place, q in zip(images, canvas[:, 0], quadrant.tolist(), strict=True):
@@ -54,8 +54,8 @@ def test_without_jitter_the_image_is_in_its_quadrant_and_nowhere_else():
 @pytest.mark.parametrize("jitter", [1, 2])
 def test_jitter_is_a_circular_roll_of_at_most_so_many_pixels(jitter):
     images = drawn(200)
-    still, quadrant = data.in_quadrants(images, 0, seed=3)
-    moved, same = data.in_quadrants(images, jitter, seed=3)
+    still, quadrant = datasets.in_quadrants(images, 0, seed=3)
+    moved, same = datasets.in_quadrants(images, jitter, seed=3)
     assert torch.equal(quadrant, same), "the jitter does not change the quadrants of a seed"
     shifts = range(-jitter, jitter + 1)
     seen = set()
@@ -68,12 +68,12 @@ def test_jitter_is_a_circular_roll_of_at_most_so_many_pixels(jitter):
 
 def test_placing_is_deterministic_by_seed():
     images = drawn()
-    canvas, quadrant = data.in_quadrants(images, 2, seed=1)
+    canvas, quadrant = datasets.in_quadrants(images, 2, seed=1)
     torch.manual_seed(99)
-    again, same = data.in_quadrants(images, 2, seed=1)
+    again, same = datasets.in_quadrants(images, 2, seed=1)
     assert torch.equal(canvas, again)
     assert torch.equal(quadrant, same)
-    other, different = data.in_quadrants(images, 2, seed=2)
+    other, different = datasets.in_quadrants(images, 2, seed=2)
     assert not torch.equal(canvas, other)
     assert not torch.equal(quadrant, different)
 
@@ -81,19 +81,19 @@ def test_placing_is_deterministic_by_seed():
 def test_images_are_left_as_they_were():
     images = drawn()
     before = images.clone()
-    data.in_quadrants(images, 2, seed=0)
+    datasets.in_quadrants(images, 2, seed=0)
     assert torch.equal(images, before)
 
 
 def test_split_is_disjoint_and_complete():
-    train, test = data.split(50, 12, seed=0)
+    train, test = datasets.split(50, 12, seed=0)
     assert (len(train), len(test)) == (38, 12)
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(50))
     assert test.tolist() != sorted(test.tolist()), "a random part, not the first"
 
 
 def test_split_is_deterministic_by_seed():
-    first, again, other = data.split(50, 12, seed=0), data.split(50, 12, seed=0), data.split(50, 12, seed=1)
+    first, again, other = datasets.split(50, 12, seed=0), datasets.split(50, 12, seed=0), datasets.split(50, 12, seed=1)
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[1], other[1])
@@ -101,7 +101,7 @@ def test_split_is_deterministic_by_seed():
 
 def test_shifting_is_a_roll_by_any_number_of_rows_and_columns():
     images = drawn(200)
-    moved = data.shifted(images, seed=0)
+    moved = datasets.shifted(images, seed=0)
     rolls = [(r, c) for r in range(3) for c in range(4)]
     found = [
         [k for k in rolls if torch.equal(before.roll(k, (0, 1)), after)] for before, after in zip(images, moved, strict=True)
@@ -120,25 +120,25 @@ def pictures(count=30, channels=2, height=6, width=8):
 def test_bytes_become_floats_and_are_normalised():
     images = torch.randint(256, (4, 5, 6), dtype=torch.uint8)
     images[0, 0, :2] = torch.tensor([0, 255])
-    floats = data.as_floats(images)
+    floats = datasets.as_floats(images)
     assert floats.shape == (4, 1, 5, 6)
     assert floats[0, 0, 0, :2].tolist() == [0.0, 1.0]
     assert torch.equal(floats[:, 0], images.float() / 255)
-    assert torch.equal(data.as_floats(images[:, None].expand(4, 3, 5, 6)), floats.expand(4, 3, 5, 6))
-    torch.testing.assert_close(data.normalised(floats, *data.MNIST), (floats - 0.1307) / 0.3081)
-    colours, (mean, std) = pictures(channels=3), data.CIFAR10
-    got = data.normalised(colours, mean, std)
+    assert torch.equal(datasets.as_floats(images[:, None].expand(4, 3, 5, 6)), floats.expand(4, 3, 5, 6))
+    torch.testing.assert_close(datasets.normalised(floats, *datasets.MNIST), (floats - 0.1307) / 0.3081)
+    colours, (mean, std) = pictures(channels=3), datasets.CIFAR10
+    got = datasets.normalised(colours, mean, std)
     for c in range(3):
         torch.testing.assert_close(got[:, c], (colours[:, c] - mean[c]) / std[c])
     with pytest.raises(ValueError, match=r"do not suit the 1 channel"):
-        data.normalised(floats, mean, std)
+        datasets.normalised(floats, mean, std)
     with pytest.raises(ValueError, match="uint8"):
-        data.as_floats(floats)
+        datasets.as_floats(floats)
 
 
 def test_quadrants_are_each_image_on_its_canvas_resized():
     images = pictures(40, height=7, width=9)
-    got, quadrant = data.quadrants(images, seed=0, size=10)
+    got, quadrant = datasets.quadrants(images, seed=0, size=10)
     assert quadrant.unique().tolist() == [0, 1, 2, 3]
     for image, result, q in zip(images, got, quadrant.tolist(), strict=True):
         rows, columns = [(0, 0), (0, 9), (7, 0), (7, 9)][q]  # numbered by rows
@@ -149,7 +149,7 @@ def test_quadrants_are_each_image_on_its_canvas_resized():
 
 
 def test_quadrants_of_digits_are_32_pixels_wide_in_the_unit_range():
-    got, _ = data.quadrants(torch.rand(8, 1, 28, 28), seed=0)
+    got, _ = datasets.quadrants(torch.rand(8, 1, 28, 28), seed=0)
     assert got.shape == (8, 1, 32, 32)
     assert got.dtype == torch.float32
     assert got.min() >= 0
@@ -159,12 +159,12 @@ def test_quadrants_of_digits_are_32_pixels_wide_in_the_unit_range():
 def test_resizing_is_bilinear_between_pixel_centres():
     images = pictures(3, height=28, width=28)
     up = F.interpolate(images, (32, 32), mode="bilinear", align_corners=False)
-    torch.testing.assert_close(data.resized(images), up, rtol=0, atol=1e-12)
+    torch.testing.assert_close(datasets.resized(images), up, rtol=0, atol=1e-12)
     ramp = torch.arange(8, dtype=torch.float64).expand(1, 1, 8, 8)
-    torch.testing.assert_close(data.resized(ramp, 16)[0, 0, 3, 1:-1], torch.arange(14, dtype=torch.float64) / 2 + 0.25)
+    torch.testing.assert_close(datasets.resized(ramp, 16)[0, 0, 3, 1:-1], torch.arange(14, dtype=torch.float64) / 2 + 0.25)
     spike = torch.zeros(1, 1, 16, 16, dtype=torch.float64)
     spike[0, 0, 8, 8] = 16.0
-    assert float(data.resized(spike, 4).sum()) == pytest.approx(1.0, rel=1e-2), "antialiased: no pixel is skipped"
+    assert float(datasets.resized(spike, 4).sum()) == pytest.approx(1.0, rel=1e-2), "antialiased: no pixel is skipped"
 
 
 def seen_through(image, matrix):
@@ -187,7 +187,7 @@ def seen_through(image, matrix):
 def test_turning_and_scaling_are_those_of_every_pixel(shape):
     images = pictures(4, 1, *shape)
     draws = 2 * torch.rand(4, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 1
-    turned, scaled = data.rotated(images, 3, degrees=70.0), data.scaled(images, 3, factor=2.0)
+    turned, scaled = datasets.rotated(images, 3, degrees=70.0), datasets.scaled(images, 3, factor=2.0)
     for image, draw, turn, scale in zip(images[:, 0], draws.tolist(), turned[:, 0], scaled[:, 0], strict=True):
         cos, sin = math.cos(math.radians(70 * draw)), math.sin(math.radians(70 * draw))
         torch.testing.assert_close(turn, seen_through(image, [[cos, -sin], [sin, cos]]), rtol=0, atol=1e-12)
@@ -198,14 +198,14 @@ def test_turning_and_scaling_are_those_of_every_pixel(shape):
 @pytest.mark.parametrize("height", [6, 7])
 def test_quarter_turns_are_those_of_rot90(height):
     images = pictures(4, height=height, width=height)
-    got = data.turn(images, torch.tensor([90.0, -90.0, 180.0, 0.0], dtype=torch.float64))
+    got = datasets.turn(images, torch.tensor([90.0, -90.0, 180.0, 0.0], dtype=torch.float64))
     for image, result, k in zip(images, got, (1, -1, 2, 0), strict=True):
         torch.testing.assert_close(result, image.rot90(k, (1, 2)), rtol=0, atol=1e-12)
 
 
 def test_a_quarter_turn_of_an_oblong_image_keeps_its_square_middle():
     images = pictures(2, height=4, width=8)
-    got = data.turn(images, torch.full((2,), 90.0))
+    got = datasets.turn(images, torch.full((2,), 90.0))
     torch.testing.assert_close(got[..., 2:6], images[..., 2:6].rot90(1, (2, 3)), rtol=0, atol=1e-12)
     assert got[..., [0, 1, 6, 7]].abs().max() < 1e-12
 
@@ -217,7 +217,7 @@ def test_angles_and_factors_fill_their_range():
     at = torch.arange(33.0) - 16
     angles = []
     for degrees in (180.0, 30.0):
-        got = data.rotated(images, 1, degrees)[:, 0]
+        got = datasets.rotated(images, 1, degrees)[:, 0]
         x, y = (got * at).sum((1, 2)), (got * at[:, None]).sum((1, 2))
         angles.append(torch.atan2(-y, x).rad2deg())
     assert angles[0].abs().max() > 178
@@ -226,28 +226,28 @@ def test_angles_and_factors_fill_their_range():
     assert angles[1].histc(6, -30.5, 30.5).min() > 550
     images[:, :, 11:22, 11:22] = 1.0
     images[:, :, :, 25:] = 0.0
-    widths = data.scaled(images, 1)[:, 0, 16].sum(1)  # of a square of 11
+    widths = datasets.scaled(images, 1)[:, 0, 16].sum(1)  # of a square of 11
     assert 5 < widths.min() < 6
     assert 21 < widths.max() < 23
 
 
 def test_translation_moves_pixels_and_fills_with_zeros():
     images = pictures(400, 2, 5, 7)
-    moved = data.translated(images, 0, pixels=2)
+    moved = datasets.translated(images, 0, pixels=2)
     padded = F.pad(images, (2, 2, 2, 2))
     windows = {(r, c): padded[:, :, 2 - r : 7 - r, 2 - c : 9 - c] for r in range(-2, 3) for c in range(-2, 3)}
     hits = torch.stack([(window == moved).flatten(1).all(1) for window in windows.values()])
     assert (hits.sum(0) == 1).all(), "each is one of the moves"
     assert hits.sum(1).min() > 2, "each move occurs"
-    assert (data.translated(images, 0, pixels=50).flatten(1).sum(1) == 0).any(), "farther than the image is wide"
-    assert torch.equal(data.translated(images, 0, pixels=0), images)
+    assert (datasets.translated(images, 0, pixels=50).flatten(1).sum(1) == 0).any(), "farther than the image is wide"
+    assert torch.equal(datasets.translated(images, 0, pixels=0), images)
 
 
 VARIANTS = {
-    "quadrants": lambda x, seed: data.quadrants(x, seed)[0],
-    "rotated": data.rotated,
-    "scaled": data.scaled,
-    "translated": lambda x, seed: data.translated(x, seed, pixels=2),
+    "quadrants": lambda x, seed: datasets.quadrants(x, seed)[0],
+    "rotated": datasets.rotated,
+    "scaled": datasets.scaled,
+    "translated": lambda x, seed: datasets.translated(x, seed, pixels=2),
 }
 
 
@@ -261,7 +261,7 @@ def test_variants_are_deterministic_by_seed_and_leave_the_images(variant, monkey
     assert not torch.equal(first, VARIANTS[variant](images, 2))
     torch.testing.assert_close(VARIANTS[variant](images.float(), 1), first.float(), rtol=0, atol=1e-4)  # the same draws
     assert torch.equal(images, before)
-    monkeypatch.setattr(data, "CHUNK", 7)
+    monkeypatch.setattr(datasets, "CHUNK", 7)
     torch.testing.assert_close(VARIANTS[variant](images, 1), first, rtol=0, atol=1e-14)
 
 
@@ -279,7 +279,7 @@ def test_variants_refuse_what_are_not_images(variant, images):
 @pytest.mark.parametrize("pad", [0, 2, 9])
 def test_flip_and_crop_is_that_of_each_image(pad, dtype):
     x = torch.randint(1, 256, (60, 3, 5, 7)).to(dtype)
-    got = data.flip_and_crop(x, torch.Generator().manual_seed(4), pad)
+    got = datasets.flip_and_crop(x, torch.Generator().manual_seed(4), pad)
     assert got.dtype == dtype
     draw = torch.Generator().manual_seed(4)
     (down, right), flip = torch.randint(-pad, pad + 1, (2, 60), generator=draw), torch.randint(2, (60,), generator=draw)
@@ -291,7 +291,7 @@ def test_flip_and_crop_is_that_of_each_image(pad, dtype):
 
 def test_every_flip_and_crop_is_equally_likely_for_every_image():
     image = torch.rand(1, 1, 4, 5)
-    got = data.flip_and_crop(image.expand(3600, -1, -1, -1), torch.Generator().manual_seed(0), pad=1)
+    got = datasets.flip_and_crop(image.expand(3600, -1, -1, -1), torch.Generator().manual_seed(0), pad=1)
     _, counts = got.flatten(1).unique(dim=0, return_counts=True)
     assert len(counts) == 2 * 3 * 3
     assert 130 < counts.min() <= counts.max() < 270, "200 each, up to five standard deviations"
@@ -300,16 +300,16 @@ def test_every_flip_and_crop_is_equally_likely_for_every_image():
 def test_augmentation_goes_on_with_its_generator():
     x, generator = pictures(), torch.Generator().manual_seed(0)
     before = x.clone()
-    first, second = data.flip_and_crop(x, generator), data.flip_and_crop(x, generator)
+    first, second = datasets.flip_and_crop(x, generator), datasets.flip_and_crop(x, generator)
     assert not torch.equal(first, second)
-    assert torch.equal(first, data.flip_and_crop(x, generator.manual_seed(0)))
+    assert torch.equal(first, datasets.flip_and_crop(x, generator.manual_seed(0)))
     assert torch.equal(x, before)
 
 
 def test_augmentation_never_looks_at_values():
     """On the meta device there are none: an operation that waits for the device, or one on the host, would fail."""
     x = torch.empty(8, 3, 32, 32, device="meta")
-    out = data.flip_and_crop(x, torch.Generator())
+    out = datasets.flip_and_crop(x, torch.Generator())
     assert out.shape == x.shape
     assert out.is_meta
     with pytest.raises(RuntimeError):

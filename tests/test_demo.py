@@ -15,8 +15,8 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from autosym.experiments import quadrant_digits, running
-from autosym.experiments.quadrant_digits import DEMO, LEARNED, METHODS, MODELS, TASKS, Run
+from autosym.papers import measuring, quadrant_digits
+from autosym.papers.quadrant_digits import DEMO, LEARNED, METHODS, MODELS, TASKS, Run
 from commands import check_row, check_symmetry, shown
 
 
@@ -128,9 +128,9 @@ def test_images_do_not_depend_on_the_number_of_threads():
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "result.json"
-    running.write({"a": 1}, path)
+    measuring.write({"a": 1}, path)
     with pytest.raises(TypeError):
-        running.write({"a": object()}, path)
+        measuring.write({"a": object()}, path)
     assert json.loads(path.read_text()) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 

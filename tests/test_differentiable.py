@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from autosym import nets
-from autosym.averaging import symmetrise
-from autosym.evidence import differentiable, exact, laplace
-from autosym.likelihoods import Gaussian
-from autosym.priors import Prior
+from autosym.bayes.likelihoods import Gaussian
+from autosym.bayes.priors import Prior
+from autosym.evidence import exact, gradient, laplace
+from autosym.nn import nets
+from autosym.nn.symmetrised import symmetrise
 from models import convnet, draw, mlp, randomised
 
 WIDTHS = {"rotation": 0.8, "x-translation": 0.2, "y-scale": 0.3}
@@ -58,7 +58,7 @@ def central(model, data, likelihood, prior, leaf, step=1e-5, **options):
 def both(model, data, likelihood, batch_size=4, **options):
     at = laplace.at(model, data, likelihood, **options)
     prior, raw = prior_of(at), model.transformations.raw
-    found = differentiable.gradient(model, data, prior, at, {"widths": raw}, batch_size=batch_size, **options)["widths"]
+    found = gradient.gradient(model, data, prior, at, {"widths": raw}, batch_size=batch_size, **options)["widths"]
     return found, central(model, data, likelihood, prior, raw, **options)
 
 
@@ -80,7 +80,7 @@ def test_another_seed_has_another_gradient():
     model, data, likelihood = problem("dense", "categorical")
     at = laplace.at(model, data, likelihood, sampled=True, seed=3)
     grads = [
-        differentiable.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw}, sampled=True, seed=seed)["w"]
+        gradient.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw}, sampled=True, seed=seed)["w"]
         for seed in (3, 4)
     ]
     assert not torch.allclose(*grads, rtol=1e-3)
@@ -90,7 +90,7 @@ def test_the_gradient_does_not_depend_on_the_batch_size():
     model, data, likelihood = problem("conv", "categorical", 7)
     at = laplace.at(model, data, likelihood)
     grads = [
-        differentiable.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw}, batch_size=size, **more)["w"]
+        gradient.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw}, batch_size=size, **more)["w"]
         for size, more in ((7, {}), (2, {}), (7, {"memory": 1e-6}))
     ]
     assert_close(grads[1], grads[0], rtol=1e-10, atol=1e-10)
@@ -101,7 +101,7 @@ def test_the_curvature_has_a_part_in_it():
     """The log-likelihood alone, what a point estimate follows, has another slope."""
     model, (x, y), _ = problem("dense", "categorical")
     found, _ = both(model, (x, y), "categorical")
-    with differentiable.asking([model.transformations.raw]):
+    with gradient.asking([model.transformations.raw]):
         fit = -nn.functional.cross_entropy(model(x), y, reduction="sum")
         (alone,) = torch.autograd.grad(fit, model.transformations.raw)
     assert not torch.allclose(found, alone, rtol=0.1)
@@ -118,7 +118,7 @@ def test_student_priors():
     prior = Prior(at.names, 0.5, nu=3.0)
     at = at.with_scales(prior)
     raw = model.transformations.raw
-    found = differentiable.gradient(model, data, prior, at, {"w": raw})["w"]
+    found = gradient.gradient(model, data, prior, at, {"w": raw})["w"]
 
     def value():
         curvature = laplace.at(model, data, likelihood).curvature
@@ -152,8 +152,8 @@ def test_it_is_the_gradient_of_exact_evidence_for_a_linear_model_at_its_mode():
     mean, _ = exact.posterior(features(), y, one, torch.tensor(noise**2, dtype=torch.float64))
     model.model[1].weight.data.copy_(mean.T)
     at = laplace.at(model, (x, y), Gaussian(noise))
-    found = differentiable.gradient(model, (x, y), Prior(at.names, delta), at, {"w": raw})["w"]
-    with differentiable.asking([raw]):
+    found = gradient.gradient(model, (x, y), Prior(at.names, delta), at, {"w": raw})["w"]
+    with gradient.asking([raw]):
         record = exact.at(features(), y, delta, noise**2)
         (expected,) = torch.autograd.grad(record.log_evidence, raw)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_confident_predictions_have_a_finite_gradient():
             parameter.data *= 30
     model = model.float()
     at = laplace.at(model, (x.float(), y), likelihood)
-    found = differentiable.gradient(model, (x.float(), y), prior_of(at), at, {"w": model.transformations.raw})["w"]
+    found = gradient.gradient(model, (x.float(), y), prior_of(at), at, {"w": model.transformations.raw})["w"]
     assert torch.isfinite(found).all()
 
 
@@ -178,14 +178,14 @@ def test_lengthscales_of_paths_are_refused():
     data = torch.randn(3, 2, 6, 6), torch.arange(3)
     at = laplace.at(model, data)
     with pytest.raises(ValueError, match="learn_omega"):
-        differentiable.gradient(model, data, prior_of(at), at, {name: omega})
+        gradient.gradient(model, data, prior_of(at), at, {name: omega})
 
 
 def test_the_model_is_left_as_it_was():
     model, data, likelihood = problem("conv", "categorical")
     at = laplace.at(model, data, likelihood)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    differentiable.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw})
+    gradient.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw})
     assert not model.transformations.raw.requires_grad
     assert all(p.requires_grad for name, p in model.named_parameters() if not name.endswith("raw"))
     assert all(p.grad is None for p in model.parameters())
@@ -196,14 +196,14 @@ def test_what_cannot_be_a_hyperparameter_is_refused():
     model, data, likelihood = problem("dense", "categorical")
     at = laplace.at(model, data, likelihood)
     with pytest.raises(ValueError, match="integrates over"):
-        differentiable.gradient(model, data, prior_of(at), at, {"w": model.model[1].weight})
+        gradient.gradient(model, data, prior_of(at), at, {"w": model.model[1].weight})
     with pytest.raises(ValueError, match="must be a leaf"):
-        differentiable.gradient(model, data, prior_of(at), at, {"w": model.transformations.widths() * model.model[1].bias[0]})
+        gradient.gradient(model, data, prior_of(at), at, {"w": model.transformations.widths() * model.model[1].bias[0]})
     with pytest.raises(ValueError, match="not the same"):
-        differentiable.gradient(model, (data[0][:3], data[1][:3]), prior_of(at), at, {"w": model.transformations.raw})
+        gradient.gradient(model, (data[0][:3], data[1][:3]), prior_of(at), at, {"w": model.transformations.raw})
     model.model[1].bias.data += 1
     with pytest.raises(ValueError, match=r"model.1.bias changed"):
-        differentiable.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw})
+        gradient.gradient(model, data, prior_of(at), at, {"w": model.transformations.raw})
 
 
 def test_a_hyperparameter_of_ones_own():
@@ -222,5 +222,5 @@ def test_a_hyperparameter_of_ones_own():
     model[1] = Slope().double()
     data, raw = draw("categorical", 6, (4,)), model[1].slope
     at = laplace.at(model, data)
-    found = differentiable.gradient(model, data, prior_of(at), at, {"slope": raw})["slope"]
+    found = gradient.gradient(model, data, prior_of(at), at, {"slope": raw})["slope"]
     assert_close(found, central(model, data, "categorical", prior_of(at), raw), rtol=1e-5, atol=1e-6)

@@ -11,11 +11,11 @@ from torch.testing import assert_close
 from autosym.evidence import exact
 from autosym.noether import Search, discover
 from autosym.noether.conserved import Quadratic
-from autosym.noether.discovering import drift_of
-from autosym.noether.discovery import count_directions, readable
 from autosym.noether.dynamics import symmetrised, velocity
+from autosym.noether.found import count_directions, readable
 from autosym.noether.known import catalogue, unit, unitary
 from autosym.noether.regression import Regression
+from autosym.noether.search import drift_of
 from autosym.noether.systems import oscillators, pendulum
 from autosym.noether.trajectories import checked, velocities
 

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 import autosym
-from autosym import groups
+from autosym.linear import groups
 
 ROOT = Path(__file__).parent.parent
 RUN = [

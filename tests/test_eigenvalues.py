@@ -7,7 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import oracles
-from autosym.curvature import LARGE, Curvature, Factors, _eigvalsh
+from autosym.curvature.eigenvalues import LARGE, _eigvalsh
+from autosym.curvature.kronecker import Curvature, Factors
 from models import curvature, draw, mlp
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import autosym
-from autosym.averaging import symmetrise
-from autosym.evidence import differentiable, kernel, laplace
+from autosym.evidence import gradient, kernel, laplace
+from autosym.nn.symmetrised import symmetrise
 from models import convnet, draw, mlp
 
 fault = pytest.mark.fault
@@ -384,4 +384,4 @@ def test_a_gradient_of_the_evidence_refuses_data_that_changed_between_its_passes
         autosym.fit(model, data, epochs=1)
     fit = autosym.fit(model, data, epochs=1, evidence_data=images())
     assert fit.evidence.samples == 12
-    assert differentiable.gradient(model, images(), fit.prior, fit.laplace, {"raw": model.transformations.raw})
+    assert gradient.gradient(model, images(), fit.prior, fit.laplace, {"raw": model.transformations.raw})

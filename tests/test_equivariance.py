@@ -3,10 +3,14 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import assert_equivariant, equivariance_error, groups, layers, nets
-from autosym.groups import GROUPS
-from autosym.layers import Relaxed
-from autosym.paths import Conv, Dense, GroupConv
+from autosym import assert_equivariant, equivariance_error
+from autosym.linear import groups
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Dense
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS
+from autosym.nn import layers, nets
+from autosym.nn.layers import Relaxed
 
 C4, D4 = GROUPS["c4"], GROUPS["d4"]
 

@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 
 import autosym
 import oracles
-from autosym import Categorical, Gaussian, Prior, layers, log_evidence, nets
-from autosym.curvature import kfac
+from autosym import Categorical, Gaussian, Prior, log_evidence
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature.kronecker import kfac
 from autosym.evidence import laplace
-from autosym.likelihoods import LIKELIHOODS
+from autosym.nn import layers, nets
 from models import convnet, draw, mlp, randomised
 
 

@@ -21,9 +21,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import files
-from autosym import applications, checkpoint, data, pictures, programs, runs
-from autosym.report import write_run
-from autosym.training import fit
+from autosym.cli import exported, own_images, pictures
+from autosym.papers import datasets
+from autosym.report import run_files
+from autosym.report.writing import write_run
+from autosym.training import checkpoint
+from autosym.training.fitting import fit
 
 SPARE = 2**30  # bytes of addresses beyond those in use when a file is read
 
@@ -74,15 +77,15 @@ READERS = {
     "resumed run": ("c.safetensors", resume, 60),
     "arrays": ("a.npz", pictures.read, 150),
     "compressed arrays": ("z.npz", pictures.read, 150),
-    "program": ("m.pt2", programs.load, 150),
-    "idx": ("idx", lambda path: data._idx(path, (28, 28), 60_000), 100),
-    "zipped idx": ("idx.gz", lambda path: data._idx(path, (28, 28), 60_000), 100),
-    "cifar": ("cifar.bin", lambda path: data._cifar_pair([path]), 100),
+    "program": ("m.pt2", exported.load, 150),
+    "idx": ("idx", lambda path: datasets._idx(path, (28, 28), 60_000), 100),
+    "zipped idx": ("idx.gz", lambda path: datasets._idx(path, (28, 28), 60_000), 100),
+    "cifar": ("cifar.bin", lambda path: datasets._cifar_pair([path]), 100),
     "result of a report": ("run/result.json", in_place_of("result.json", draw_report), 24),
     "report": ("run/report.json", in_place_of("report.json", draw_report), 24),
     "history": ("run/history.jsonl", in_place_of("history.jsonl", draw_report), 24),
-    "result of an audit": ("run/result.json", in_place_of("result.json", applications._read_run), 100),
-    "checkpoint of an audit": ("run/checkpoint.safetensors", in_place_of("checkpoint.safetensors", applications._read_run), 80),
+    "result of an audit": ("run/result.json", in_place_of("result.json", own_images._read_run), 100),
+    "checkpoint of an audit": ("run/checkpoint.safetensors", in_place_of("checkpoint.safetensors", own_images._read_run), 80),
 }
 
 
@@ -102,7 +105,7 @@ def made(tmp_path_factory):
     (folder / "idx").write_bytes(files.idx(torch.randint(256, (5, 28, 28), dtype=torch.uint8)))
     (folder / "idx.gz").write_bytes(gzip.compress((folder / "idx").read_bytes(), 1))
     (folder / "cifar.bin").write_bytes(bytes([3] + [7] * 3072) * 3)
-    applications.train(applications.Run(str(folder / "a.npz"), epochs=1), folder / "run")
+    own_images.train(own_images.Run(str(folder / "a.npz"), epochs=1), folder / "run")
     return folder
 
 
@@ -275,10 +278,10 @@ HUGE = {
     "header": ("x.safetensors", huge_header, checkpoint.read),
     "array": ("x.npz", lambda path: huge_array(path, 2**24), pictures.read),
     "array of a terabyte": ("x.npz", lambda path: huge_array(path, 2**34), pictures.read),
-    "compressed program": ("x.pt2", bomb, programs.load),
-    "overlapping program": ("x.pt2", overlapping, programs.load),
-    "cifar": ("data_batch_1.bin", huge_file, lambda path: data._cifar_pair([path])),
-    "idx": ("x.idx", huge_idx, lambda path: data._idx(path, (28, 28), 60_000)),
+    "compressed program": ("x.pt2", bomb, exported.load),
+    "overlapping program": ("x.pt2", overlapping, exported.load),
+    "cifar": ("data_batch_1.bin", huge_file, lambda path: datasets._cifar_pair([path])),
+    "idx": ("x.idx", huge_idx, lambda path: datasets._idx(path, (28, 28), 60_000)),
 }
 
 
@@ -300,7 +303,7 @@ def test_a_result_cannot_ask_for_a_huge_network(key, value, made, tmp_path):
     path = tmp_path / "run" / "result.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps({**result, "network": {**result["network"], key: value}}))
-    assert assert_read_or_named(applications._read_run, tmp_path / "run")
+    assert assert_read_or_named(own_images._read_run, tmp_path / "run")
 
 
 def test_the_limit_of_memory_is_felt():
@@ -340,4 +343,4 @@ def test_a_history_that_is_none_is_named(tmp_path):
     (tmp_path / "result.json").write_text('{"symmetry": []}')
     (tmp_path / "history.jsonl").write_text('{"loss": 1}\n')
     with pytest.raises(ValueError, match=r"history.jsonl is not a history"):
-        runs.load(tmp_path)
+        run_files.load(tmp_path)

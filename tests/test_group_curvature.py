@@ -4,10 +4,10 @@ from torch import nn
 from torch.func import hessian, jacrev, vmap
 
 import oracles
-from autosym import nets
-from autosym.groups import GROUPS
-from autosym.likelihoods import LIKELIHOODS
-from autosym.paths import GroupConv
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS
+from autosym.nn import nets
 from models import EXACT, curvature, draw, randomised
 
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autosym.experiments import group_digits
-from autosym.experiments.images import mean_shares
+from autosym.papers import group_digits
+from autosym.papers.images import mean_shares
 
 
 def test_both_datasets_hold_the_same_digits_and_only_one_turns():

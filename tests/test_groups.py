@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosym import groups, nets
-from autosym.groups import FLIP_HORIZONTAL, FLIP_VERTICAL, GROUPS, Group, generated, grid_action, rotation
+from autosym.linear import groups
+from autosym.linear.groups import FLIP_HORIZONTAL, FLIP_VERTICAL, GROUPS, Group, generated, grid_action, rotation
+from autosym.nn import nets
 from factories import smooth_images
 
 EXACT = {name: group for name, group in GROUPS.items() if group.exact}

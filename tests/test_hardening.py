@@ -11,12 +11,16 @@ from torch.testing import assert_close
 
 import autosym
 from architectures import ARCHITECTURES, built
-from autosym import data, layers, nets, plain
-from autosym.groups import GROUPS
-from autosym.layers import Affine, Factored, Relaxed
-from autosym.paths import Bias, Conv, Dense, Path
-from autosym.plain import Offset, Polyphase, Sum, TwoFactors
-from autosym.sites import sites
+from autosym.curvature.owners import sites
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense
+from autosym.linear.groups import GROUPS
+from autosym.linear.path import Path
+from autosym.nn import layers, nets
+from autosym.nn.layers import Affine, Factored, Relaxed
+from autosym.papers import datasets
+from autosym.surgery import merging
+from autosym.surgery.merging import Offset, Polyphase, Sum, TwoFactors
 from factories import LAYERS
 from models import small
 
@@ -87,7 +91,7 @@ def test_networks_of_ours(name):
 def test_a_dense_layer_that_is_shared_by_positions():
     layer = shaken(Affine(Dense((4,), (3,)), Bias((1, 3), (5, 3))).double())
     x = torch.randn(2, 5, 4, dtype=torch.float64)
-    hard = plain.plain("layer", layer)
+    hard = merging.plain("layer", layer)
     assert type(hard) is nn.Linear
     assert_close(hard(x), layer(x))
 
@@ -96,7 +100,7 @@ def test_a_dense_layer_that_is_shared_by_positions():
 def test_layers_alone(kind):
     layer = shaken(LAYERS[kind]().double())
     x = torch.randn(5, 2, 4, 6, dtype=torch.float64)
-    hard = plain.plain(kind, layer)
+    hard = merging.plain(kind, layer)
     assert_close(hard(x), layer(x), rtol=1e-10, atol=1e-10)
     assert_plain(hard, ())
 
@@ -113,7 +117,7 @@ def test_group_convolutions_become_one_convolution(group):
         stride=2,
     )
     x = torch.randn(4, 1, 6, 6)
-    hard = plain.plain(group, shaken(layer))
+    hard = merging.plain(group, shaken(layer))
     assert [type(m) for m in hard] == [nn.Conv2d, Polyphase]
     assert_close(hard(x), layer(x))
 
@@ -132,7 +136,7 @@ def test_group_convolutions_become_one_convolution(group):
 def test_padding_that_differs_by_side(padding, mode, expected):
     conv = Conv(2, 3, (3, 2), padding=padding, padding_mode=mode).double()
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
-    hard = plain.plain("conv", conv)
+    hard = merging.plain("conv", conv)
     assert type(hard) is expected
     assert_close(hard(x), conv(x))
 
@@ -140,14 +144,14 @@ def test_padding_that_differs_by_side(padding, mode, expected):
 def test_sequences_padded_by_side():
     conv = Conv(2, 3, (1, 3), (1, 2), (2, 0, 0, 0), padding_mode="zeros", sequences=True).double()
     x = torch.randn(2, 2, 7, dtype=torch.float64)
-    assert_close(plain.plain("conv", conv)(x), conv(x))
+    assert_close(merging.plain("conv", conv)(x), conv(x))
 
 
 @pytest.mark.parametrize(("shape", "out", "kind"), [((3, 4, 4), (2, 1, 1), nn.Sequential), ((3, 4, 4), (2, 4, 4), TwoFactors)])
 def test_a_factored_path_becomes_dense_where_that_is_smaller(shape, out, kind):
     layer = shaken(Factored(shape, out).double())
     x = torch.randn(3, *shape, dtype=torch.float64)
-    hard = plain.plain("layer", layer)
+    hard = merging.plain("layer", layer)
     assert type(hard) is kind
     assert_close(hard(x), layer(x))
     assert count(hard) <= count(layer)
@@ -291,8 +295,8 @@ def trained(net, x, y, epochs=20):
 @pytest.fixture(scope="module")
 def quadrants():
     """For two tasks, a trained plain CNN that can tell digits but not where they are, and the fit of its relaxed form."""
-    images, digits = data.digits()
-    x, quadrant = data.in_quadrants(images[:1400], 2, 0)
+    images, digits = datasets.digits()
+    x, quadrant = datasets.in_quadrants(images[:1400], 2, 0)
     x = (x - x.mean()) / x.std()
     found = {}
     for task, y, epochs in (("digit", digits[:1400], 35), ("quadrant", quadrant, 15)):
@@ -395,6 +399,6 @@ def test_a_path_without_a_plain_form_is_named():
         autosym.harden(model, (torch.randn(4, 3), labels(4) % 2))
     strided = Relaxed({}, {"conv": Conv(1, 2, 3, stride=2)}, stride=2)
     with pytest.raises(ValueError, match="conv of strided: where a layer downsamples"):
-        plain.plain("strided", strided)
+        merging.plain("strided", strided)
     with pytest.raises(ValueError, match=r"no plain form for alone of bias \(Bias\)"):
-        plain.plain("bias", Bias((3,)))
+        merging.plain("bias", Bias((3,)))

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import autosym
-from autosym import data, nets
-from autosym.experiments import images, running, table1, table2, table3
-from autosym.experiments.images import DATASETS, Run
+from autosym.nn import nets
+from autosym.papers import datasets, images, measuring, table1, table2, table3
+from autosym.papers.images import DATASETS, Run
+from autosym.runtime import workers
 from files import mnist_parts, write_cifar10, write_mnist
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3}
@@ -50,7 +51,7 @@ def test_every_cell_is_a_run_of_a_known_dataset_and_network():
     assert [len(table.RUNS) for table in TABLES.values()] == [2 * 3 * 2, 11 * 2, 5 * 2]
     for run in RUNS.values():
         assert run.task in DATASETS
-        assert run.method in running.METHODS
+        assert run.method in measuring.METHODS
         assert run.samples is None
         with torch.device("meta"):
             nets.build(run.model, (1, 32, 32), 10, 1)
@@ -79,7 +80,7 @@ def test_widths_are_those_of_the_parameter_counts_of_the_paper():
 
 def labels(folder):
     """Labels of both parts, of MNIST and of CIFAR-10."""
-    return {"mnist": [y for _, y in data.mnist(folder)], "cifar-10": [y for _, y in data.cifar10(folder)]}
+    return {"mnist": [y for _, y in datasets.mnist(folder)], "cifar-10": [y for _, y in datasets.cifar10(folder)]}
 
 
 def source(task):
@@ -101,26 +102,26 @@ def test_datasets_have_their_shapes_and_labels(task, folder):
     assert (int(train[1].max()) >= 10) is (task == "digit+quadrant")
 
 
-NORMAL = {"mnist": data.MNIST, "cifar-10": data.CIFAR10}
+NORMAL = {"mnist": datasets.MNIST, "cifar-10": datasets.CIFAR10}
 FORMS = {
-    "digit": lambda x, seed: data.quadrants(x, seed)[0],
-    "digit+quadrant": lambda x, seed: data.quadrants(x, seed)[0],
-    "mnist": lambda x, seed: data.resized(x),
-    "translated-mnist": lambda x, seed: data.translated(data.resized(x), seed),
-    "rotated-mnist": lambda x, seed: data.rotated(data.resized(x), seed),
+    "digit": lambda x, seed: datasets.quadrants(x, seed)[0],
+    "digit+quadrant": lambda x, seed: datasets.quadrants(x, seed)[0],
+    "mnist": lambda x, seed: datasets.resized(x),
+    "translated-mnist": lambda x, seed: datasets.translated(datasets.resized(x), seed),
+    "rotated-mnist": lambda x, seed: datasets.rotated(datasets.resized(x), seed),
     "cifar-10": lambda x, seed: x,
-    "rotated-cifar-10": lambda x, seed: data.rotated(x, seed),
+    "rotated-cifar-10": lambda x, seed: datasets.rotated(x, seed),
 }
 
 
 @pytest.mark.parametrize("task", DATASETS)
 @pytest.mark.parametrize("seed", [0, 3])
 def test_datasets_are_the_images_transformed_by_draws_of_their_own_and_normalised(task, seed, folder):
-    read = data.cifar10 if "cifar" in task else data.mnist
+    read = datasets.cifar10 if "cifar" in task else datasets.mnist
     train, test, _ = images.tensors(Run("table3", task, "conv", seed=seed), folder)
     for part, ((x, _), (pixels, _)) in enumerate(zip((train, test), read(folder), strict=True)):
-        expected = FORMS[task](data.as_floats(pixels), 2 * seed + part)
-        torch.testing.assert_close(x, data.normalised(expected, *NORMAL[source(task)]), rtol=0, atol=1e-5)
+        expected = FORMS[task](datasets.as_floats(pixels), 2 * seed + part)
+        torch.testing.assert_close(x, datasets.normalised(expected, *NORMAL[source(task)]), rtol=0, atol=1e-5)
 
 
 def test_quadrants_are_where_the_labels_say(folder):
@@ -169,7 +170,7 @@ def test_a_run_keeps_its_result_and_the_labels_from_which_its_accuracy_follows(r
     assert names == set(run.model.split("+"))
     parts = {part.rsplit(".", 1)[-1] for path in result["symmetry"] for part in path["precision"]}
     assert ("omega" in parts) is (run.prior == "omega"), "a prior on lengthscales"
-    assert result["schedule"]["step"] == running.METHODS[run.method]
+    assert result["schedule"]["step"] == measuring.METHODS[run.method]
     assert {key: result["schedule"][key] for key in ("epochs", "batch_size", "lr", "every")} == {
         key: getattr(run, key) for key in ("epochs", "batch_size", "lr", "every")
     }
@@ -211,7 +212,7 @@ def test_a_run_trains_on_the_first_samples_and_is_tested_on_all(folder, tmp_path
             assert torch.equal(train[0], whole[0][: samples or 80])
             assert torch.equal(train[1], whole[1][: samples or 80])
             assert torch.equal(test[0], whole_test[0])
-            assert augment is (data.flip_and_crop if task == "cifar-10" else None)
+            assert augment is (datasets.flip_and_crop if task == "cifar-10" else None)
 
 
 @pytest.mark.parametrize(("start", "ratio"), [(1.0, 1.0), (0.1, 0.1)])
@@ -262,12 +263,12 @@ def test_a_run_repeats_and_another_seed_is_another(folder, tmp_path):
 def test_the_time_of_evidence_steps_is_what_their_epochs_take_beyond_the_others(evidence, times, expected):
     seconds = np.cumsum(times)
     lines = [{"seconds": s, **({"log_evidence": 0.0} if e else {})} for s, e in zip(seconds, evidence, strict=True)]
-    assert running._evidence_seconds(lines) == pytest.approx(expected)
+    assert measuring._evidence_seconds(lines) == pytest.approx(expected)
 
 
 def test_seconds_of_a_resumed_run_are_those_of_all_its_parts(folder, tmp_path, monkeypatch):
     """Of one that was stopped in its third epoch, after a second of a thousand seconds; and again, when nothing is left to train."""
-    fit, clock, ahead = running.fit, time.perf_counter, [0.0]
+    fit, clock, ahead = measuring.fit, time.perf_counter, [0.0]
 
     def stopped(*arguments, log, **options):
         def logged(line):
@@ -282,10 +283,10 @@ def test_seconds_of_a_resumed_run_are_those_of_all_its_parts(folder, tmp_path, m
         return images.execute(run, data_dir=folder, results=tmp_path, out=tmp_path / "out", resume=resume)
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
-    monkeypatch.setattr(running, "fit", stopped)
+    monkeypatch.setattr(measuring, "fit", stopped)
     with pytest.raises(KeyboardInterrupt):
         execute(resume=False)
-    monkeypatch.setattr(running, "fit", fit)
+    monkeypatch.setattr(measuring, "fit", fit)
     seconds = [execute(resume=True)["row"]["seconds"] for _ in range(2)]
     assert min(seconds) > 1000
 
@@ -318,5 +319,5 @@ def _write_or_die(name: str, folder: Path) -> None:
 
 def test_a_killed_process_does_not_end_the_others(tmp_path):
     with pytest.raises(ValueError, match="1 of 4 runs failed: killed"):
-        running.at_a_time(_write_or_die, [(name, tmp_path) for name in ("a", "killed", "b", "c")], 2)
+        workers.at_a_time(_write_or_die, [(name, tmp_path) for name in ("a", "killed", "b", "c")], 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]

@@ -12,9 +12,9 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-from autosym import cli
-from autosym.experiments import invariance, learned_ranges, running
-from autosym.experiments.invariance import PAPER, RUNS, TABLES
+from autosym.cli import commands
+from autosym.papers import invariance, learned_ranges, measuring
+from autosym.papers.invariance import PAPER, RUNS, TABLES
 from files import mnist_parts, write_mnist
 
 
@@ -62,7 +62,7 @@ def test_a_tiny_run_is_kept_and_shown(folder, tmp_path, capsys, name):
         str(out),
         "--json",
     ]
-    assert cli.main(arguments) == 0
+    assert commands.main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     run = replace(RUNS[name], epochs=2)
     kept = json.loads((results / f"{run.file}.json").read_text())
@@ -71,13 +71,13 @@ def test_a_tiny_run_is_kept_and_shown(folder, tmp_path, capsys, name):
     assert len(kept["history"]) == 2
     assert [f"{r['name']} ({r['unit']})" for r in kept["ranges"]] == list(kept["history"][-1]["ranges"])
     table, _, rest = name.partition("/")
-    assert cli.main(["table", table, "--json", "--results", str(results)]) == 0
+    assert commands.main(["table", table, "--json", "--results", str(results)]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows[name]["accuracy"] == pytest.approx(result["row"]["accuracy"])
     assert sum(row["accuracy"] is not None for row in rows.values()) == 1
     figure = ["--figure", str(tmp_path / "table.png")]
     learned = bool(kept["ranges"])
-    assert cli.main(["table", table, "--results", str(results), *(figure if learned else [])]) == 0
+    assert commands.main(["table", table, "--results", str(results), *(figure if learned else [])]) == 0
     assert (tmp_path / "table.png").exists() is learned
     assert rest.split("/")[0] in capsys.readouterr().out
     if "affine" in name:  # a filter for each of six ranges, as text
@@ -158,15 +158,15 @@ def test_a_resumed_run_is_left_alone_where_it_is_finished_and_else_says_that_it_
 
 def test_many_runs_at_a_time_and_some_that_fail(folder, tmp_path, capfd, monkeypatch):
     """By threads here, which see the smaller networks of these tests."""
-    monkeypatch.setattr(running, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(measuring, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
     results, out = tmp_path / "results", tmp_path / "runs"
     options = ["--epochs", "1", "--samples", "30", "--data-dir", str(folder), "--results", str(results), "--out", str(out)]
-    assert cli.main(["run", "invariance-2/regular/mlp", "--all", "--jobs", "2", *options]) == 0
+    assert commands.main(["run", "invariance-2/regular/mlp", "--all", "--jobs", "2", *options]) == 0
     printed = capfd.readouterr().out
     models = ("mlp", "mlp+affine", "mlp+rotation", "mlp+translation", "mlp+scale")
     assert all(f"invariance-2/regular/{model}: test accuracy" in printed for model in models)
     assert len(list(results.rglob("*.json"))) == len(list(results.rglob("*.npy"))) == len(models)
-    assert cli.main(["run", "invariance-3/regular/mlp", "--all", "--jobs", "2", *options]) == 1
+    assert commands.main(["run", "invariance-3/regular/mlp", "--all", "--jobs", "2", *options]) == 1
     assert "5 of 5 runs failed" in capfd.readouterr().err
 
 

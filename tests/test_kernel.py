@@ -9,9 +9,11 @@ from torch.func import functional_call, hessian, jacrev, vmap
 
 import autosym
 import oracles
-from autosym import Prior, likelihoods, nets
+from autosym import Prior
+from autosym.bayes import likelihoods
+from autosym.curvature.tape import Tape
 from autosym.evidence import kernel
-from autosym.sites import Tape
+from autosym.nn import nets
 from models import convnet, draw, mlp, randomised
 
 MODELS = {

@@ -10,10 +10,11 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from autosym.averaging import ranges, symmetrise
-from autosym.evidence import exact, last_layer
-from autosym.evidence.last_layer import LastLayer, RandomFeatures, ReluFeatures
-from autosym.likelihoods import Categorical, Gaussian
+from autosym.bayes.likelihoods import Categorical, Gaussian
+from autosym.evidence import exact
+from autosym.nn.symmetrised import ranges, symmetrise
+from autosym.papers import last_layer
+from autosym.papers.last_layer import LastLayer, RandomFeatures, ReluFeatures
 
 
 def problem(samples=15, features=4, outputs=2):

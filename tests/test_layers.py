@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from autosym import layers
-from autosym.groups import GROUPS
-from autosym.layers import Relaxed, polyphase
+from autosym.linear.groups import GROUPS
+from autosym.nn import layers
+from autosym.nn.layers import Relaxed, polyphase
 from factories import LAYERS
 
 IN, OUT, HALF = (2, 6, 8), (3, 6, 8), (3, 3, 4)

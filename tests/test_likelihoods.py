@@ -7,7 +7,7 @@ from torch.distributions import Normal
 from torch.func import hessian, vmap
 
 import oracles
-from autosym.likelihoods import Categorical, Gaussian, of
+from autosym.bayes.likelihoods import Categorical, Gaussian, of
 
 
 def draw(name, samples=6, outputs=4):

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import autosym
-from autosym import logs
+from autosym.training import callbacks
 from models import draw, images, mlp, small
 
 
 def test_scalars_are_per_sample_and_leave_out_what_is_not_known():
     line = {"epoch": 2, "loss": 0.5, "log_evidence": -30.0, "log_likelihood": -20.0, "occam": -10.0, "seconds": 1.0}
     line |= {"precision": {"a": 2.0}, "effective_parameters": {"a": 3.0}, "free_share": {"l": None, "m": 0.25}}
-    assert logs.scalars(line, 10) == {
+    assert callbacks.scalars(line, 10) == {
         "loss": 0.5,
         "log_evidence_per_sample": -3.0,
         "log_likelihood_per_sample": -2.0,
@@ -22,7 +22,7 @@ def test_scalars_are_per_sample_and_leave_out_what_is_not_known():
         "effective_parameters/a": 3.0,
         "free_share/m": 0.25,
     }
-    assert logs.scalars({"epoch": 1, "loss": 0.5, "seconds": 1.0}, 10) == {"loss": 0.5}
+    assert callbacks.scalars({"epoch": 1, "loss": 0.5, "seconds": 1.0}, 10) == {"loss": 0.5}
 
 
 def events(folder):
@@ -40,7 +40,9 @@ def test_tensorboard_reads_what_fit_wrote(tmp_path):
     read = events(tmp_path / "events")
     assert [step for step, _ in read["loss"]] == [1, 2, 3, 4]
     steps = [line for line in fit.history if "log_evidence" in line]
-    expected = {tag: [(line["epoch"], logs.scalars(line, 24)[tag]) for line in steps] for tag in logs.scalars(steps[-1], 24)}
+    expected = {
+        tag: [(line["epoch"], callbacks.scalars(line, 24)[tag]) for line in steps] for tag in callbacks.scalars(steps[-1], 24)
+    }
     assert {f"precision/{name}" for name in fit.prior.names} <= set(read)
     for tag, pairs in expected.items():
         if tag != "loss":

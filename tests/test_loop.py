@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
-from autosym import nets
+from autosym.nn import nets
 from models import draw, mlp
 
 
@@ -94,7 +94,7 @@ def test_lightning(tmp_path):
     pytest.importorskip("lightning", reason="lightning is not installed")
     from lightning.pytorch import LightningModule, Trainer
 
-    from autosym.lightning import LearnSymmetry
+    from autosym.training.lightning import LearnSymmetry
 
     class Module(LightningModule):
         def __init__(self):

@@ -8,11 +8,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
-from autosym import curvature as curvature_module
-from autosym import log_evidence, nets
-from autosym.likelihoods import LIKELIHOODS
-from autosym.paths import Conv, Dense
-from autosym.sites import verify
+from autosym import log_evidence
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature import kronecker, passes
+from autosym.curvature.verification import verify
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Dense
+from autosym.nn import nets
 from models import convnet, curvature, draw, mlp, randomised
 
 SAMPLE = 1000  # bytes
@@ -21,7 +23,7 @@ SAMPLE = 1000  # bytes
 @pytest.fixture
 def known(monkeypatch):
     """Every sample takes SAMPLE bytes: ``memory=known(3)`` is enough for three, and for no more."""
-    monkeypatch.setattr(curvature_module, "verify", lambda *inputs: verify(*inputs) and SAMPLE)
+    monkeypatch.setattr(kronecker, "verify", lambda *inputs: verify(*inputs) and SAMPLE)
     return lambda samples: (samples + 0.5) * SAMPLE / 2**30
 
 
@@ -152,7 +154,7 @@ def test_frozen_weights_are_no_activations():
 def test_by_itself_a_pass_leaves_most_of_a_gpu_to_others(free, taken, monkeypatch):
     """Half of what is free each would leave the seventh of several runs a hundredth of it."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 2**30, 139 * 2**30))
-    assert curvature_module.budget(None, torch.device("cuda")) == taken * 2**30
+    assert passes.budget(None, torch.device("cuda")) == taken * 2**30
 
 
 def test_a_budget_may_have_no_limit():
@@ -213,8 +215,8 @@ def test_a_factor_of_inputs_from_columns_that_finds_no_memory(kind, monkeypatch)
 
 @pytest.mark.parametrize("kind", SHORTAGES)
 def test_a_factor_of_cotangents_that_finds_no_memory(kind, monkeypatch):
-    error, model, real = SHORTAGES[kind](), convnet(), curvature_module.gram
-    monkeypatch.setattr(curvature_module, "gram", lambda t: raising(error, real, lambda t: t.shape[-1] == 2)(t))
+    error, model, real = SHORTAGES[kind](), convnet(), kronecker.gram
+    monkeypatch.setattr(kronecker, "gram", lambda t: raising(error, real, lambda t: t.shape[-1] == 2)(t))
     out_of_memory("2.weight", model, draw("categorical", 6, (2, 6, 5)), error)
 
 
@@ -245,8 +247,8 @@ def test_a_hook_that_finds_no_memory(first):
 @pytest.mark.parametrize(("width", "where"), [(5, "0.weight"), (7, "2.weight"), (4, "4.weight"), (3, "4.weight")])
 def test_a_dense_factor_that_finds_no_memory(width, where, monkeypatch):
     """A of the inputs on the way forward, or G of the three outputs on the way back."""
-    error, model, real = SHORTAGES["cpu"](), mlp(5, 7, 4, 3), curvature_module.add_gram
-    monkeypatch.setattr(curvature_module, "add_gram", raising(error, real, lambda total: total.shape[-1] == width))
+    error, model, real = SHORTAGES["cpu"](), mlp(5, 7, 4, 3), kronecker.add_gram
+    monkeypatch.setattr(kronecker, "add_gram", raising(error, real, lambda total: total.shape[-1] == width))
     out_of_memory(where, model, draw("categorical", 6), error)
 
 

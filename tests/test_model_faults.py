@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from autosym import fit, log_evidence, nets, relax
-from autosym.layers import polyphase
-from autosym.likelihoods import Categorical
-from autosym.sites import sites
+from autosym import fit, log_evidence, relax
+from autosym.bayes.likelihoods import Categorical
+from autosym.curvature.owners import sites
+from autosym.nn import nets
+from autosym.nn.layers import polyphase
 from models import curvature, draw, mlp
 
 fault = pytest.mark.fault

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from autosym import nets
-from autosym.groups import GROUPS
+from autosym.linear.groups import GROUPS
+from autosym.nn import nets
 
 SMALL = {"channels": (1, 2, 2), "strides": (1, 2, 2), "hidden": 4, "width": 2}
 COUNTS = [

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from autosym import cli
-from autosym.capture import Captured
-from autosym.experiments import noether
+from autosym.cli import commands
 from autosym.noether.dynamics import euler, symmetrised, velocity
 from autosym.noether.hamiltonian import network, slope
 from autosym.noether.systems import oscillators
+from autosym.papers import noether
+from autosym.runtime.graphs import Captured
 
 SMALL = {
     "epochs": 4,
@@ -193,7 +193,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(tmp_path, monkeypatch):
 
 
 def test_the_table_has_the_papers_numbers_and_says_what_is_missing(tmp_path, capsys):
-    assert cli.main(["table", "noether", "--results", str(tmp_path), "--json"]) == 0
+    assert commands.main(["table", "noether", "--results", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 9
     assert all(row["negative_elbo"] is None for row in rows)
@@ -203,7 +203,7 @@ def test_the_table_has_the_papers_numbers_and_says_what_is_missing(tmp_path, cap
     held = {"row": {"negative_elbo": 3310.0}, "config": {"epochs": 5000}}
     (tmp_path / "noether" / "oscillator_hnn-seed0.json").write_text(json.dumps(held))
     assert noether.rows(tmp_path)[0]["negative_elbo"] == 3310.0
-    assert cli.main(["table", "noether", "--results", str(tmp_path)]) == 0
+    assert commands.main(["table", "noether", "--results", str(tmp_path)]) == 0
 
 
 # ---- commands
@@ -211,12 +211,12 @@ def test_the_table_has_the_papers_numbers_and_says_what_is_missing(tmp_path, cap
 
 def test_the_integrator_is_chosen_on_the_command_line(tmp_path, capsys):
     name = ["run", "noether/oscillator/hnn", "--epochs", "2", "--out", str(tmp_path), "--results", str(tmp_path / "results")]
-    assert cli.main([*name, "--integrator", "euler", "--substeps", "3", "--json"]) == 0
+    assert commands.main([*name, "--integrator", "euler", "--substeps", "3", "--json"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["integrator"], config["substeps"], config["epochs"]) == ("euler", 3, 2)
-    assert cli.main([*name, "--integrator", "simpson"]) == 1
+    assert commands.main([*name, "--integrator", "simpson"]) == 1
     assert "use euler, midpoint" in capsys.readouterr().err
-    assert cli.main(["run", "quadrant-digits", "--substeps", "3"]) == 1
+    assert commands.main(["run", "quadrant-digits", "--substeps", "3"]) == 1
     assert "has no substeps to choose" in capsys.readouterr().err
 
 
@@ -225,7 +225,7 @@ def test_noether_of_a_file(tmp_path, capsys):
     x = system.trajectories(system.starts(8, torch.Generator().manual_seed(0)), 0.1, 12).numpy()
     np.savez(tmp_path / "data.npz", trajectories=x, t=0.1 * np.arange(13))
     assert (
-        cli.main(
+        commands.main(
             ["noether", str(tmp_path / "data.npz"), "--points", "10", "--json", "--plot", str(tmp_path / "a" / "plot.png")]
         )
         == 0
@@ -236,7 +236,7 @@ def test_noether_of_a_file(tmp_path, capsys):
 
 
 def test_the_demo_prints_the_quantity_in_symbols(capsys):
-    assert cli.main(["noether", "--demo", "oscillator"]) == 0
+    assert commands.main(["noether", "--demo", "oscillator"]) == 0
     shown = capsys.readouterr().out
     assert "You have 1 symmetry" in shown
     assert "q1^2" in shown
@@ -259,5 +259,5 @@ def test_what_noether_refuses(arguments, match, tmp_path, capsys, monkeypatch):
     (tmp_path / "text.npz").write_text("no zip")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     np.savez(tmp_path / "odd.npz", x=np.zeros((2, 9, 3)), dt=0.1)
-    assert cli.main(["noether", *arguments]) == 1
+    assert commands.main(["noether", *arguments]) == 1
     assert match in capsys.readouterr().err

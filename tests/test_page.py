@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import autosym
-from autosym import charts, findings, nets, page, report
-from autosym.equivariance import equivariance_error
+from autosym.answer.equivariance import equivariance_error
+from autosym.nn import nets
+from autosym.report import charts, drawing, findings, page
 from models import draw, images, mlp, small
 from test_report import Page
 from test_wording import network, path
@@ -193,8 +194,8 @@ def test_without_jinja2_it_says_what_to_install(fitted, monkeypatch, tmp_path):
 
 def test_colours_of_the_page_are_those_of_the_pictures():
     css = (ROOT / "src/autosym/templates/report.css").read_text()
-    assert set(report.COLOURS) == set(page.COLOURED)
-    for name, colour in {**report.COLOURS, "symmetric": report.OTHER_SYMMETRIC, "free": report.OTHER_FREE}.items():
+    assert set(drawing.COLOURS) == set(page.COLOURED)
+    for name, colour in {**drawing.COLOURS, "symmetric": drawing.OTHER_SYMMETRIC, "free": drawing.OTHER_FREE}.items():
         assert f"--{name}: {colour.lower()}" in css
         assert f".c-{name} " in css
 

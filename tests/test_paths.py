@@ -2,9 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from autosym.groups import GROUPS
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv, Path
-from autosym.sparse import SparseConv, SparseIn, SparseOut
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS
+from autosym.linear.path import Path
+from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from factories import PATHS, smooth_images
 
 

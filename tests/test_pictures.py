@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from autosym import pictures
+from autosym.cli import pictures
 
 Image = pytest.importorskip("PIL.Image")
 

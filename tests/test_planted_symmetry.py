@@ -7,7 +7,7 @@ import torch
 
 import autosym
 import truth
-from autosym import nets
+from autosym.nn import nets
 
 # ---- planted symmetry
 

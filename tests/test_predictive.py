@@ -9,10 +9,11 @@ from torch.testing import assert_close
 
 import autosym
 import oracles
-from autosym import Categorical, Gaussian, calibration_error, nets
-from autosym.curvature import kfac
-from autosym.likelihoods import LIKELIHOODS
-from autosym.sites import sites
+from autosym import Categorical, Gaussian, calibration_error
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature.kronecker import kfac
+from autosym.curvature.owners import sites
+from autosym.nn import nets
 from models import convnet, draw, mlp, owned, randomised
 
 

@@ -6,10 +6,11 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 import oracles
-from autosym import Gaussian, Prior, fit, layers, nets
-from autosym.curvature import kfac
+from autosym import Gaussian, Prior, fit
+from autosym.curvature.kronecker import kfac
 from autosym.evidence import laplace
-from autosym.predictive import predictive
+from autosym.evidence.predictive import predictive
+from autosym.nn import layers, nets
 from models import draw, mlp, randomised
 
 SIGMA = 0.5

@@ -11,8 +11,8 @@ import torch
 
 import autosym
 import workers
-from autosym import processes
-from autosym.batching import Numbered
+from autosym.runtime import processes
+from autosym.runtime.batching import Numbered
 
 pytestmark = pytest.mark.distributed
 

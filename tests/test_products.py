@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autosym.products import factored_in, factored_out, fast_products
+from autosym.linear.products import factored_in, factored_out, fast_products
 
 CASES = {
     "in": (factored_in, (3, 4, 6), (4, 5, 6), "bcs,cds->bdc"),

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import nets, programs
+from autosym.cli import exported
+from autosym.nn import nets
 
 
 def network():
@@ -44,7 +45,7 @@ SIZES = {
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_program_computes_what_the_model_does(tmp_path, sizes):
     model = network()
-    program = programs.load(save(model, tmp_path / "m.pt2", SIZES[sizes]))
+    program = exported.load(save(model, tmp_path / "m.pt2", SIZES[sizes]))
     for count in (1, 2, 5):
         x = torch.randn(count, 1, 8, 8)
         torch.testing.assert_close(program(x), model(x))
@@ -63,7 +64,7 @@ def test_a_program_computes_what_the_model_does(tmp_path, sizes):
 def test_networks_of_autosym_can_be_exported_and_read(tmp_path):
     net = nets.build("f-fc+conv", (1, 8, 8), 3, 2, (1, 2), (2, 2))
     x = torch.randn(4, 1, 8, 8)
-    torch.testing.assert_close(programs.load(save(net, tmp_path / "m.pt2"))(x), net(x))
+    torch.testing.assert_close(exported.load(save(net, tmp_path / "m.pt2"))(x), net(x))
 
 
 @pytest.mark.parametrize("kind", ["module", "state dict", "torchscript"])
@@ -75,7 +76,7 @@ def test_pickles_are_refused(tmp_path, kind):
     else:
         torch.save(model if kind == "module" else model.state_dict(), path)
     with pytest.raises(ValueError, match=r"a pickle .* can run any code when it is read: save it by torch.export.save"):
-        programs.load(path)
+        exported.load(path)
 
 
 class Evil:
@@ -90,7 +91,7 @@ def test_example_inputs_are_never_unpickled(tmp_path):
     evil = tmp_path / "evil.pt"
     torch.save((Evil(tmp_path / "ran"),), evil)
     path = changed(save(network(), tmp_path / "m.pt2"), lambda name, old: evil.read_bytes() if "sample_inputs" in name else old)
-    assert programs.load(path)(torch.randn(1, 1, 8, 8)).shape == (1, 3)
+    assert exported.load(path)(torch.randn(1, 1, 8, 8)).shape == (1, 3)
     assert not (tmp_path / "ran").exists()
     with suppress(TypeError):  # of its own warning
         torch.export.load(path)
@@ -130,7 +131,7 @@ def replaced(key, old, new):
 def test_archives_that_are_refused(tmp_path, edit, message):
     path = changed(save(network(), tmp_path / "m.pt2", SIZES["any batch"]), edit)
     with pytest.raises(ValueError, match=message):
-        programs.load(path)
+        exported.load(path)
 
 
 def test_compiled_code_is_refused(tmp_path):
@@ -138,7 +139,7 @@ def test_compiled_code_is_refused(tmp_path):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("m/data/aotinductor/model/run.so", b"")
     with pytest.raises(ValueError, match=r"holds data/aotinductor/model/run.so, .*compiled code"):
-        programs.load(path)
+        exported.load(path)
 
 
 def test_guards_are_not_run(tmp_path):
@@ -148,7 +149,7 @@ def test_guards_are_not_run(tmp_path):
         return json.dumps({**json.loads(content), "guards_code": [f"open({str(tmp_path / 'ran')!r}, 'w')"]}).encode()
 
     path = changed(save(network(), tmp_path / "m.pt2"), edit)
-    programs.load(path)(torch.randn(2, 1, 8, 8))
+    exported.load(path)(torch.randn(2, 1, 8, 8))
     assert not (tmp_path / "ran").exists()
 
 
@@ -161,13 +162,13 @@ def test_arithmetic_of_sizes_is_allowed(tmp_path):
 
     path = save(Power(), tmp_path / "m.pt2", ({2: torch.export.Dim("h", min=2, max=64)},))
     x = torch.randn(2, 1, 10, 8)
-    torch.testing.assert_close(programs.load(path)(x), Power()(x))
+    torch.testing.assert_close(exported.load(path)(x), Power()(x))
     for name in ("_operator.methodcaller", "_operator.attrgetter", "builtins.eval", "_operator.call"):
-        assert not programs.OPERATOR.fullmatch(name)
+        assert not exported.OPERATOR.fullmatch(name)
 
 
 def test_images_with_other_channels_are_not_told_to_be_resized(tmp_path):
-    program = programs.load(save(network(), tmp_path / "m.pt2"))
+    program = exported.load(save(network(), tmp_path / "m.pt2"))
     with pytest.raises(ValueError, match="give images with as many channels"):
         program(torch.randn(2, 3, 8, 8))
     with pytest.raises(ValueError, match="--size"):
@@ -176,13 +177,13 @@ def test_images_with_other_channels_are_not_told_to_be_resized(tmp_path):
 
 def test_networks_that_take_no_images_or_return_no_tensor_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not take one batch of images"):
-        programs.load(save(nn.Linear(3, 2), tmp_path / "m.pt2", example=torch.randn(2, 3)))
+        exported.load(save(nn.Linear(3, 2), tmp_path / "m.pt2", example=torch.randn(2, 3)))
 
     class Two(nn.Module):
         def forward(self, x):
             return x, x
 
-    program = programs.load(save(Two(), tmp_path / "m.pt2"))
+    program = exported.load(save(Two(), tmp_path / "m.pt2"))
     with pytest.raises(ValueError, match="returns a tuple, not a tensor"):
         program(torch.randn(2, 1, 8, 8))
 
@@ -191,4 +192,4 @@ def test_what_is_no_archive_is_refused(tmp_path):
     for content in (b"", b"hello", b"PK\x03\x04broken"):
         (tmp_path / "m.pt2").write_bytes(content)
         with pytest.raises(ValueError, match=r"torch.export.save"):
-            programs.load(tmp_path / "m.pt2")
+            exported.load(tmp_path / "m.pt2")

@@ -12,13 +12,17 @@ from torch import nn
 from torch.testing import assert_close
 
 import autosym
-from autosym import checkpoint, layers, nets
-from autosym.equivariance import assert_equivariant
+from autosym.answer.equivariance import assert_equivariant
 from autosym.evidence import kernel, laplace
-from autosym.groups import GROUPS, translations, with_translations
-from autosym.layers import Relaxed, polyphase
-from autosym.paths import Bias, Conv, Dense, FactoredIn, FactoredOut, GroupConv, Pool
-from autosym.sparse import SparseConv, SparseIn, SparseOut
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS, translations, with_translations
+from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.nn import layers, nets
+from autosym.nn.layers import Relaxed, polyphase
+from autosym.training import checkpoint
 from models import curvature, randomised
 
 few = st.integers(1, 4)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from autosym import Categorical, Gaussian, Prior, layers
-from autosym.proximal import Weights
-from autosym.sites import sites, sizes
+from autosym import Categorical, Gaussian, Prior
+from autosym.curvature.owners import sites, sizes
+from autosym.nn import layers
+from autosym.training.steps import Weights
 from models import OPTIMISERS, draw, mlp, randomised
 
 RATES = (0.3, 0.02, 0.11, 0.005, 0.2)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autosym.experiments import images, table1, table2, table3
-from autosym.experiments.images import Run
-from autosym.schedules import Schedule
+from autosym.papers import images, table1, table2, table3
+from autosym.papers.images import Run
+from autosym.training.schedule import Schedule
 from test_images import RUNS, TABLES, recomputed
 
 # ---- the paper's numbers, as they are printed

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import averaging, findings
-from autosym.averaging import symmetrise
+from autosym.nn import symmetrised
+from autosym.nn.symmetrised import symmetrise
+from autosym.report import findings
 
 
 def problem(samples=40):
@@ -38,7 +39,7 @@ def test_fit_moves_ranges_and_keeps_their_path_with_units():
     assert len(steps) == sum("log_evidence" in line for line in fitted.history) > 2
     values = [step["rotation (degrees)"] for step in steps]
     assert len(set(values)) == len(values)
-    assert values[-1] == pytest.approx(averaging.ranges(fitted.model)["rotation"].value, rel=1e-6)
+    assert values[-1] == pytest.approx(symmetrised.ranges(fitted.model)["rotation"].value, rel=1e-6)
     assert not fitted.model.transformations.raw.requires_grad
 
 
@@ -101,7 +102,7 @@ def test_models_without_transformations_are_as_they_were():
 def test_symmetry_and_report_say_what_was_learned(tmp_path):
     pytest.importorskip("jinja2")
     fitted = fit(model())
-    degrees = averaging.ranges(fitted.model)["rotation"].value
+    degrees = symmetrised.ranges(fitted.model)["rotation"].value
     first, second = str(fitted.symmetry()).splitlines()
     assert first == f"averaged over rotation ±{degrees:.3g} degrees"
     assert second.startswith("Caution: Nothing is established yet: ")
@@ -142,7 +143,7 @@ def test_the_predictive_covariance_is_by_the_whole_jacobian():
 
 def test_variants_hold_the_same_digits_turned_by_more_or_less():
     pytest.importorskip("sklearn")
-    from autosym.experiments import rotated_digits
+    from autosym.papers import rotated_digits
 
     parts = {run.task: rotated_digits.tensors(run) for run in rotated_digits.RUNS.values()}
     assert torch.equal(parts["full"][0][1], parts["none"][0][1])
@@ -156,18 +157,18 @@ def test_variants_hold_the_same_digits_turned_by_more_or_less():
 def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
     for package in ("tyro", "rich", "sklearn"):
         pytest.importorskip(package)
-    from autosym import cli
-    from autosym.experiments import rotated_digits
+    from autosym.cli import commands
+    from autosym.papers import rotated_digits
 
     small = {name: replace(run, epochs=2, hidden=3, copies=2, test=1700) for name, run in rotated_digits.RUNS.items()}
     monkeypatch.setattr(rotated_digits, "RUNS", small)
-    assert cli.main(["run", "rotated-digits", "--json", "--out", str(tmp_path)]) == 0
+    assert commands.main(["run", "rotated-digits", "--json", "--out", str(tmp_path)]) == 0
     found = json.loads(capfd.readouterr().out)
     rows = found["rows"]
     assert [row["variant"] for row in rows] == ["full", "half", "none"]
     assert all(0 < row["degrees"] <= 180.1 and math.isfinite(row["evidence"]) for row in rows)
     assert (tmp_path / "full" / "history.jsonl").exists()
-    assert cli.main(["run", "rotated-digits", "--out", str(tmp_path)]) == 0
+    assert commands.main(["run", "rotated-digits", "--out", str(tmp_path)]) == 0
     out, err = capfd.readouterr()
     assert "learned range" in out
     for variant in ("full", "half", "none"):
@@ -180,7 +181,7 @@ def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
 def test_learned_degrees_follow_the_data():
     """Measured with this schedule, seed 1: 180 of full, 90 of half, 1 of none."""
     pytest.importorskip("sklearn")
-    from autosym.experiments import rotated_digits
+    from autosym.papers import rotated_digits
 
     degrees = {run.task: rotated_digits.execute(run)["ranges"][0]["value"] for run in rotated_digits.RUNS.values()}
     assert degrees["full"] >= 170
@@ -200,9 +201,9 @@ def test_matrices_of_resampling_are_those_of_grid_sample_and_so_are_their_slopes
     torch.manual_seed(0)
     inverse = (torch.eye(3).double() + 0.3 * torch.randn(3, 3, 3).double()).requires_grad_()
     x, weight = torch.randn(3, 1, *shape).double(), torch.randn(3, shape[0] * shape[1]).double()
-    R = averaging._resampling(inverse, *shape, padding)
+    R = symmetrised._resampling(inverse, *shape, padding)
     by_matrix = torch.einsum("nq,nqp->np", x.flatten(1), R)
-    by_grid = averaging._warped(x, inverse, padding).flatten(1)
+    by_grid = symmetrised._warped(x, inverse, padding).flatten(1)
     torch.testing.assert_close(by_matrix, by_grid, rtol=1e-10, atol=1e-10)
     slopes = [torch.autograd.grad((out * weight).sum(), inverse)[0] for out in (by_matrix, by_grid)]
     torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)

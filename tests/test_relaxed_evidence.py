@@ -9,10 +9,10 @@ from torch.testing import assert_close
 import autosym
 import oracles
 from architectures import ARCHITECTURES, built
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import sites
 from autosym.evidence import laplace
-from autosym.paths import Conv
-from autosym.priors import Prior
-from autosym.sites import sites
+from autosym.linear.conv import Conv
 from models import EXACT, curvature, draw, exact_blocks, owned, randomised
 from test_conversion import RELAXED, labels
 

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import findings, layers, nets, page
-from autosym.equivariance import equivariance_error
-from autosym.paths import Bias, Conv, Dense
-from autosym.predictive import calibration_error, reliability
+from autosym.answer.equivariance import equivariance_error
+from autosym.evidence.predictive import calibration_error, reliability
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense
+from autosym.nn import layers, nets
+from autosym.report import findings, page
 from models import mlp, regression, small
 
 pytest.importorskip("jinja2")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autosym
-from autosym import findings, report
+from autosym.report import findings, writing
 from models import images, small
 
 pytest.importorskip("jinja2")
@@ -39,7 +39,7 @@ def written(tmp_path_factory):
     said = findings.contents(fit, data, compare={"conv alone": own - 2.5, f"{EVIL}2": own - 700.0}, title=EVIL)
     said["symmetry"][0]["layer"] = said["symmetry"][1]["layer"] = EVIL
     (folder / "contents.json").write_text(json.dumps(said))
-    report.write_page(said, folder / "report.html")
+    writing.write_page(said, folder / "report.html")
     return folder
 
 
@@ -139,11 +139,11 @@ def test_the_numbers_are_those_of_the_json(opened, said):
 def test_the_numbers_of_a_run_are_those_of_its_result(browser, tmp_path, monkeypatch, capsys):
     for needed in ("tyro", "rich", "sklearn"):
         pytest.importorskip(needed)
-    from autosym import cli
-    from autosym.experiments import quadrant_digits
+    from autosym.cli import commands
+    from autosym.papers import quadrant_digits
 
     monkeypatch.setitem(quadrant_digits.RUNS, "quadrant-digits", quadrant_digits.Run(width=2, test=1600))
-    assert cli.main(["run", "quadrant-digits", "--epochs", "2", "--out", str(tmp_path)]) == 0
+    assert commands.main(["run", "quadrant-digits", "--epochs", "2", "--out", str(tmp_path)]) == 0
     assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     page = browser.new_page()

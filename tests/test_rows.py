@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from autosym.experiments import images, running, table1, table2, table3
-from autosym.experiments.images import Run
+from autosym.papers import images, measuring, table1, table2, table3
+from autosym.papers.images import Run
 
 TABLES = {"table1": table1, "table2": table2, "table3": table3}
 
@@ -25,7 +25,7 @@ def stored(results, run, accuracy, first=(0.2, 0.8), **row):
         "symmetry": symmetry,
         "provenance": {"device": "a device"},
     }
-    running.write(result, results / f"{run.file}.json")
+    measuring.write(result, results / f"{run.file}.json")
 
 
 ROW = {"name", "task", "dataset", "model", "prior", "method", "accuracy", "nll", "evidence", "seconds", "spread", "seeds"}

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import autosym
-from autosym import checkpoint, data, pictures, programs
+from autosym.cli import exported, pictures
+from autosym.papers import datasets
+from autosym.training import checkpoint
 from models import images, small
 
 ROOT = Path(__file__).parent.parent / "src" / "autosym"
@@ -135,12 +137,12 @@ def test_a_fit_and_its_report_talk_to_nobody(tmp_path):
 
 @pytest.mark.usefixtures("silent")
 def test_data_are_downloaded_only_if_asked_for(tmp_path):
-    for read in (data.mnist, data.cifar10):
+    for read in (datasets.mnist, datasets.cifar10):
         with pytest.raises(FileNotFoundError, match="download=False"):
             read(tmp_path, download=False)
     pytest.importorskip("pooch")
     with pytest.raises(Talked):  # the control
-        data.mnist(tmp_path)
+        datasets.mnist(tmp_path)
 
 
 def test_importing_the_package_opens_no_connection_and_starts_nothing():
@@ -174,7 +176,7 @@ def test_no_reader_unpickles(tmp_path):
     torch.save(bait, tmp_path / "m.pt2")
     torch.save(bait, tmp_path / "c.safetensors")
     np.savez(tmp_path / "a.npz", images=np.array([bait, bait], dtype=object), labels=np.arange(2))
-    for read, name in ((checkpoint.read, "c.safetensors"), (programs.load, "m.pt2"), (pictures.read, "a.npz")):
+    for read, name in ((checkpoint.read, "c.safetensors"), (exported.load, "m.pt2"), (pictures.read, "a.npz")):
         with pytest.raises(ValueError, match=f"{name}.*pickle"):
             read(tmp_path / name)
     assert not (tmp_path / "ran").exists()

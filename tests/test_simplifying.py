@@ -8,9 +8,9 @@ import torch
 from torch.testing import assert_close
 
 import autosym
-from autosym import nets
 from autosym.evidence import laplace
-from autosym.simplifying import STEPS
+from autosym.nn import nets
+from autosym.surgery.simplifying import STEPS
 
 SMALL = {"width": 4, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
 

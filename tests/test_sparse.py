@@ -7,13 +7,15 @@ from torch import nn
 
 import oracles
 from anchors import SPARSE, dense_weights, set_omega
-from autosym import Prior, fit, layers, nets
-from autosym.curvature import kfac
+from autosym import Prior, fit
+from autosym.bayes.likelihoods import LIKELIHOODS
+from autosym.curvature.kronecker import kfac
+from autosym.curvature.owners import sites
 from autosym.evidence import laplace
-from autosym.likelihoods import LIKELIHOODS
-from autosym.paths import Conv, FactoredIn, FactoredOut
-from autosym.sites import sites
-from autosym.sparse import SMOOTH, Basis, SparseConv, SparseIn, Tangents, grid, spread
+from autosym.linear.conv import Conv
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.sparse import SMOOTH, Basis, SparseConv, SparseIn, Tangents, grid, spread
+from autosym.nn import layers, nets
 from models import curvature, draw, randomised
 
 DENSE = {

@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import Prior, layers, nets
+from autosym import Prior
 from autosym.evidence import laplace
-from autosym.layers import Relaxed
-from autosym.paths import Conv, Dense
-from autosym.symmetry import PathShare, Symmetry, symmetry
+from autosym.evidence.shares import PathShare, Symmetry, symmetry
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Dense
+from autosym.nn import layers, nets
+from autosym.nn.layers import Relaxed
 from models import draw, mlp, randomised
 
 

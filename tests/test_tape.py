@@ -7,11 +7,13 @@ from torch.func import jacrev
 from torch.testing import assert_close
 
 import oracles
-from autosym import layers
-from autosym.curvature import kfac
-from autosym.likelihoods import LIKELIHOODS, Gaussian
-from autosym.paths import Bias, Dense
-from autosym.sites import Tape, sites, verify
+from autosym.bayes.likelihoods import LIKELIHOODS, Gaussian
+from autosym.curvature.kronecker import kfac
+from autosym.curvature.owners import sites
+from autosym.curvature.tape import Tape
+from autosym.curvature.verification import verify
+from autosym.linear.dense import Bias, Dense
+from autosym.nn import layers
 from models import EXACT, assert_same, convnet, curvature, draw, mlp, randomised
 
 

@@ -8,10 +8,11 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.testing import assert_close
 
-from autosym import Gaussian, layers, nets
+from autosym import Gaussian
 from autosym.evidence import exact, variational
 from autosym.evidence.variational import MatrixNormal, Posterior
-from autosym.paths import Dense
+from autosym.linear.dense import Dense
+from autosym.nn import layers, nets
 from models import mlp, randomised
 from oracles import regression_log_evidence
 

@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 import autosym
-from autosym import findings, layers, nets, page, wording
-from autosym.paths import Conv, Dense
+from autosym.evidence import wording
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Dense
+from autosym.nn import layers, nets
+from autosym.report import findings, page
 from models import small
 
 pytest.importorskip("jinja2")

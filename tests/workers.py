@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import autosym
-from autosym import nets
 from autosym.evidence import laplace
+from autosym.nn import nets
 
 
 def problem(count=37, dtype=torch.float64):

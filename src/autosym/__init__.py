@@ -1,22 +1,30 @@
 """autosym: learn which symmetry each layer of a network should have, from training data alone."""
 
+from autosym import nn as nn
 from autosym import noether as noether
-from autosym.averaging import symmetrise
-from autosym.comparison import Comparison, compare
-from autosym.conversion import Relaxation, relax
-from autosym.equivariance import assert_equivariant, equivariance_error
-from autosym.evidence import Evidence, log_evidence
-from autosym.hardening import Hardening, harden
-from autosym.likelihoods import Categorical, Gaussian
-from autosym.loop import Learner
-from autosym.predictive import Predictive, calibration_error
-from autosym.priors import Prior
-from autosym.schedules import Schedule
-from autosym.simplifying import Simplification, simplify
-from autosym.symmetry import Symmetry
-from autosym.training import Fit, fit
+from autosym.answer.comparison import Comparison, compare
+from autosym.answer.equivariance import assert_equivariant, equivariance_error
+from autosym.bayes.likelihoods import Categorical, Gaussian
+from autosym.bayes.priors import Prior
+from autosym.evidence.laplace import log_evidence
+from autosym.evidence.predictive import Predictive, calibration_error
+from autosym.evidence.record import Evidence
+from autosym.evidence.shares import Symmetry
+from autosym.nn.symmetrised import symmetrise
+from autosym.report import drawing, writing
+from autosym.runtime import moved
+from autosym.runtime.provenance import VERSION as __version__
+from autosym.surgery.hardening import Hardening, harden
+from autosym.surgery.relaxing import Relaxation, relax
+from autosym.surgery.simplifying import Simplification, simplify
+from autosym.training.fitted import Fit
+from autosym.training.fitting import fit
+from autosym.training.learner import Learner
+from autosym.training.schedule import Schedule
 
-__version__ = "0.1.0.dev0"
+# Pages are made from fits, so their room comes after that of fits: the methods that write them are given here.
+Fit.report, Fit.plot = writing.write, drawing.plot
+
 __all__ = [
     "Categorical",
     "Comparison",
@@ -43,3 +51,5 @@ __all__ = [
     "simplify",
     "symmetrise",
 ]
+
+__getattr__ = moved.redirect(__name__)

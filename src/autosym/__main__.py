@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """The command line, or a word on how to get it."""
     try:
-        from autosym import cli
+        from autosym.cli import commands
     except ModuleNotFoundError as error:
         if error.name not in ("tyro", "rich"):
             raise
@@ -14,10 +14,10 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:  # while torch is imported
         return 130
-    from autosym import processes
+    from autosym.runtime import processes
 
     with processes.joined():
-        return cli.main()
+        return commands.main()
 
 
 if __name__ == "__main__":

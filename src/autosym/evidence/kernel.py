@@ -16,13 +16,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods, processes
-from autosym.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import sites
+from autosym.curvature.verification import linearised, refuse_batch_dependence, verify
 from autosym.evidence.laplace import closed_form_step
 from autosym.evidence.record import Evidence
-from autosym.likelihoods import Likelihood
-from autosym.priors import Prior
-from autosym.sites import linearised, refuse_batch_dependence, sites, verify
+from autosym.runtime import processes
+from autosym.runtime.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
 
 FULL = "the Laplace evidence with the full Gauss-Newton matrix"
 

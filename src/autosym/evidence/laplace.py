@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods, processes
-from autosym.batching import Data
-from autosym.curvature import Curvature, kfac
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.priors import Prior
+from autosym.curvature.kronecker import Curvature, kfac
+from autosym.curvature.owners import sites
 from autosym.evidence.record import Evidence
-from autosym.likelihoods import Gaussian, Likelihood
-from autosym.priors import Prior
-from autosym.sites import sites
+from autosym.runtime import processes
+from autosym.runtime.batching import Data
 
 LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stop there: a path at 1e12 is gone
 

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from autosym import likelihoods
-from autosym.batching import Data, batches, check_loader, check_seen, to_model
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature.owners import sites
 from autosym.evidence.record import Evidence
-from autosym.likelihoods import Likelihood
-from autosym.paths import Path
-from autosym.sites import sites
+from autosym.linear.path import Path
+from autosym.runtime.batching import Data, batches, check_loader, check_seen, to_model
 
 
 class MatrixNormal(nn.Module):

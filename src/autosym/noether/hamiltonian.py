@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym.linear.dense import Bias, Dense
 from autosym.noether.dynamics import apply_j
-from autosym.paths import Bias, Dense
 
 Moves = tuple[Tensor, Tensor]  # R (S, M, M) and t (S, M): the flows that F is averaged over
 

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from autosym.evidence import Evidence, exact
+from autosym.evidence import exact
+from autosym.evidence.record import Evidence
 from autosym.noether.conserved import Measure, Quadratic, spread
 from autosym.noether.dynamics import apply_j
 

@@ -1,0 +1,1 @@
+"""What was found: measured equivariance, and which model the data ask for."""

@@ -1,0 +1,252 @@
+"""Which model do the data ask for? Posterior probabilities of models, by their evidence.
+
+    p(M_i | D) = p(D | M_i) / sum_j p(D | M_j)          under equal prior odds
+
+One nat is a factor of e in the odds. The numbers are as good as the approximation of the evidence: what would make them misleading is
+refused (other data, another likelihood) or said in a warning beside the model that it concerns.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autosym.bayes.priors import Prior
+from autosym.curvature import passes
+from autosym.curvature.owners import sites
+from autosym.curvature.passes import alike
+from autosym.evidence import wording
+from autosym.linear.factored import FactoredOut
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.path import Path
+from autosym.linear.sparse import SparseOut
+from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.tables import table
+from autosym.training.fitted import Fit
+from autosym.training.fitting import fit
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One model of a comparison. ``difference`` is to the best, in nats, never positive; ``probability`` is of equal prior odds.
+
+    ``short_of_mode`` estimates by how many nats the log posterior would still rise (None where no data were given to measure it);
+    ``unlearned`` by how many the evidence would, if precisions took one more closed-form step at these weights.
+    """
+
+    name: str
+    log_evidence: float
+    per_sample: float
+    difference: float
+    probability: float
+    short_of_mode: float | None
+    unlearned: float
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models in the order of their evidence, the best first; prints as a table. ``fits`` are the fits by name, as given or made."""
+
+    models: tuple[Compared, ...]
+    fits: Mapping[str, Fit] = field(repr=False)
+
+    def __iter__(self) -> Iterator[Compared]:
+        return iter(self.models)
+
+    @property
+    def best(self) -> Compared:
+        return self.models[0]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Ready for JSON."""
+        return [{**vars(model), "warnings": list(model.warnings)} for model in self.models]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All of them, each with the name of its model."""
+        return tuple(f"{model.name}: {warning}" for model in self.models for warning in model.warnings)
+
+    def __str__(self) -> str:
+        rows = [("model", "log evidence", "per sample", "difference", "probability", "short of a mode")]
+        for m in self.models:
+            short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
+            numbers = (f"{m.log_evidence:.2f}", f"{m.per_sample:.4f}", f"{m.difference:.2f}", f"{m.probability:.3g}", short)
+            rows.append((m.name, *numbers))
+        return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
+
+
+def compare(
+    candidates: Mapping[str, Fit | nn.Module] | Sequence[Fit | nn.Module], data: Data | None = None, **options: Any
+) -> Comparison:
+    """p(M_i | D) of several fits, or models, of the same data, by name (or numbered from 0).
+
+    Fits are compared as they are; a model is first trained, in place, by ``fit(model, data, **options)``. With ``data``, which are then
+    those of every candidate, it is also measured how far the weights are from a mode of the posterior, where Laplace holds.
+    """
+    named = dict(candidates) if isinstance(candidates, Mapping) else {str(i): c for i, c in enumerate(candidates)}
+    if len(named) < 2:
+        raise ValueError(f"a comparison needs at least two fits or models, got {len(named)}")
+    wrong = [name for name, candidate in named.items() if not isinstance(candidate, (Fit, nn.Module))]
+    if wrong:
+        raise TypeError(f"{wrong[0]!r} is a {type(named[wrong[0]]).__name__}: give what autosym.fit returns, or a torch model")
+    models = [name for name, candidate in named.items() if not isinstance(candidate, Fit)]
+    if models and data is None:
+        raise ValueError(
+            f"{', '.join(models)}: a model is trained before it is compared, so give its data: compare(models, data)"
+        )
+    if options and not models:
+        raise TypeError(f"{', '.join(options)}: options are for training models, but these are fits already")
+    fits = {name: c if isinstance(c, Fit) else fit(c, _given(data), **options) for name, c in named.items()}
+    return judged(fits, data)
+
+
+def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
+    """p(M_i | D) of fits by name, one or more, after all checks of ``compare``."""
+    _refuse_other_data(fits)
+    values = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
+    short = {name: None if data is None else short_of_mode(f, data) for name, f in fits.items()}
+    order = sorted(values, key=lambda name: -values[name])
+    compared = []
+    for place, (name, probability) in enumerate(zip(order, probabilities([values[n] for n in order]), strict=True)):
+        margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
+        unlearned = _unlearned(fits[name])
+        warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned)]
+        difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
+        row = (name, values[name], values[name] / samples, difference, probability, short[name], unlearned, tuple(warnings))
+        compared.append(Compared(*row))
+    return Comparison(tuple(compared), fits)
+
+
+def probabilities(log_evidences: Sequence[float]) -> list[float]:
+    """Posterior probabilities of models at equal prior ones."""
+    return torch.tensor(log_evidences, dtype=torch.float64).softmax(0).tolist()
+
+
+def short_of_mode(fitted: Fit, data: Data) -> float:
+    """1/2 g^T H^-1 g, with g the gradient of the log posterior and H its Kronecker-factored curvature: a Newton step's gain, in nats.
+
+    To second order the log joint, and so the Laplace evidence, of the nearest mode is larger by this, if paths are independent, as H has
+    it: it is summed over them. (Exact where the curvature is.) ``data`` are those of the fit.
+    """
+    gradients = _likelihood_gradients(fitted, data)
+    precision, scale = fitted.prior.precision(), float(fitted.likelihood.scale().detach())
+    total = 0.0
+    for name, (products, U, V) in fitted.laplace.curvature.eigenvectors(fitted.prior.scales).items():
+        w = fitted.laplace.parameters[name]
+        g = scale * gradients[name] - precision[name] * (fitted.prior.scale_of(name, w) * w).double()
+        rotated = U.mT @ g.reshape(*U.shape[:2], -1) @ V
+        total += 0.5 * float((rotated.square() / (scale * products + precision[name])).sum())
+    return total
+
+
+def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
+    """The gradient of the log-likelihood of all data at unit scale, by name of path."""
+    owned = {site.name: site.parameter for site in sites(fitted.model)}
+    moved = [name for name, weight in owned.items() if not torch.equal(weight, fitted.laplace.parameters[name])]
+    if moved:
+        raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
+    sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
+    samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
+    for x, y in batches(data, 256):
+        x, y = to_model(x, y, fitted.model, "the data")
+        samples, fingerprint = samples + len(x), fingerprint + passes.fingerprint(x, y).cpu()
+        fitted.likelihood.check(fitted.laplace.outputs, y)
+        with torch.enable_grad():
+            loss = fitted.likelihood.loss(fitted.model(x), y)
+        for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):
+            total -= part
+    at = fitted.laplace.curvature
+    if samples != at.samples or (at.fingerprint is not None and not alike(fingerprint, at.fingerprint)):
+        raise ValueError(
+            f"these {samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
+            "fitted to, or none"
+        )
+    return sums
+
+
+def _unlearned(fitted: Fit) -> float:
+    """How much the evidence would gain, at these weights, by one closed-form step of all precisions (the noise stays)."""
+    gamma, norms = fitted.laplace.effective_parameters(fitted.prior), fitted.laplace.square_norms
+    prior = Prior(list(fitted.prior.names), 1.0, fitted.prior.nu)
+    prior.scales, prior.mixture_bound = fitted.prior.scales, fitted.prior.mixture_bound
+    with torch.no_grad():
+        known = (gamma > 0) & (norms > 0)
+        target = (gamma / norms.where(known, 1)).where(known, 1).log()
+        prior.log_precision.copy_(target.where(known, fitted.prior.log_precision))
+        return max(0.0, float(fitted.laplace(prior).log_evidence - fitted.evidence.log_evidence))
+
+
+def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
+    (first, one), *others = fits.items()
+    for name, other in others:
+        if one.likelihood.name != other.likelihood.name:
+            raise ValueError(
+                f"{first} has a {one.likelihood.name} likelihood, {name} a {other.likelihood.name} one: a density and a probability "
+                "are not of the same data; fit both with one likelihood"
+            )
+        counts = [(f.evidence.samples, f.laplace.curvature.outputs) for f in (one, other)]
+        if counts[0][0] != counts[1][0] or (one.likelihood.name == "gaussian" and counts[0][1] != counts[1][1]):
+            raise ValueError(
+                f"{first} was fitted to {counts[0][0]} samples with {counts[0][1]} outputs, {name} to {counts[1][0]} with "
+                f"{counts[1][1]}: evidence is comparable for the same data only"
+            )
+        targets = [f.laplace.curvature.fingerprint for f in (one, other)]
+        if all(t is not None for t in targets) and not alike(*(t[:2] for t in targets if t is not None)):
+            raise ValueError(
+                f"{first} and {name} were fitted to different targets: evidence is comparable for the same data only"
+            )
+
+
+def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
+    """What sets a fit apart from the others, and why that matters."""
+    own = fits[name]
+    others = {other: f for other, f in fits.items() if other != name}
+
+    def rest(same: Any) -> list[str]:
+        return [other for other, f in others.items() if same(f) != same(own)]
+
+    if own.schedule.sampled_end and rest(lambda f: f.schedule.sampled_end):
+        yield "its curvature is sampled (sampled_end), which makes the evidence too large; that of others is exact"
+    if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):
+        yield f"its value is a lower bound of {own.evidence.bound_of}, that of others is an estimate"
+    if own.schedule.step == "none" and rest(lambda f: f.schedule.step):
+        yield "its precisions were not learned (step='none'), those of others were: it may be its prior that is compared"
+    if _has(own.model, FactoredOut, SparseOut) and rest(lambda f: _has(f.model, FactoredOut, SparseOut)):
+        yield "it has maps that are products of two factors, others have not: Laplace depends on the parametrisation"
+    if _has(own.model, GroupConv) and rest(lambda f: _has(f.model, GroupConv)):
+        yield "the Kronecker curvature of group convolutions is smaller, against the exact one, than that of others (docs/evidence.md)"
+    fingerprint = own.laplace.curvature.fingerprint
+    if fingerprint is not None and any(
+        f.laplace.curvature.fingerprint is not None and not alike(f.laplace.curvature.fingerprint, fingerprint)
+        for f in others.values()
+    ):
+        yield "its inputs are not those of others (scaled or cut otherwise?): make sure that they are the same samples"
+
+
+def _has(model: nn.Module, *kinds: type[Path]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
+    """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
+    outputs = fitted.laplace.curvature.outputs
+    if fitted.likelihood.name == "categorical":
+        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, outputs)
+        if part < 0:
+            yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
+        elif part < wording.LITTLE:
+            yield f"its evidence is {part:.0%} better than guessing one of {outputs} classes, little: a simpler model may win by not trying"
+    if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
+        yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
+    if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):
+        yield f"its precisions could still gain {unlearned:.3g} nats, more than the {margin:.3g} that decide: train longer"
+
+
+def _given(data: Data | None) -> Data:
+    assert data is not None
+    return data

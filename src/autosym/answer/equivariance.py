@@ -1,0 +1,219 @@
+"""Measured equivariance: does a layer, or a whole model, commute with a group?
+
+    error = |f(g x) - g f(x)| / |f(x)|,       averaged over inputs and elements of the group
+
+Outputs without positions are compared with themselves (invariance); maps are moved by the group; lifted maps of group
+convolutions are permuted as well. It works on any torch model, trained anywhere.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS, Group, translations
+from autosym.nn.layers import Affine, Relaxed
+from autosym.runtime.batching import Data, batches
+from autosym.runtime.tables import table
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Relative error of one layer (``""`` is the model itself) under one group."""
+
+    layer: str
+    kind: str
+    group: str
+    compared: str
+    error: float
+
+
+@dataclass(frozen=True)
+class EquivarianceError:
+    """Errors of every layer that gives maps or vectors, and of the output; prints as a table."""
+
+    rows: tuple[LayerError, ...]
+
+    def __iter__(self) -> Iterator[LayerError]:
+        return iter(self.rows)
+
+    def output(self) -> dict[str, float]:
+        """By group, the error of the model's output."""
+        return {row.group: row.error for row in self.rows if row.layer == ""}
+
+    def __str__(self) -> str:
+        groups = list(dict.fromkeys(row.group for row in self.rows))
+        layers = list(dict.fromkeys((row.layer, row.kind) for row in self.rows))
+        errors = {(row.layer, row.group): row.error for row in self.rows}
+        rows = [("layer", "", *groups)]
+        for layer, kind in layers:
+            cells = (f"{errors[layer, group]:.2g}" if (layer, group) in errors else "" for group in groups)
+            rows.append((layer or "(output)", kind, *cells))
+        return table(rows, "<" * len(rows[0]))
+
+
+def equivariance_error(
+    model: nn.Module,
+    group: str | Group | Sequence[str | Group],
+    data: Data | Tensor,
+    elements: int = 8,
+    samples: int = 64,
+    seed: int = 0,
+) -> EquivarianceError:
+    """The measured error of every layer of ``model``, on ``samples`` inputs of ``data`` and at most ``elements`` of each group.
+
+    Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
+    on the pixel grid, except for groups that interpolate (C8). ``data`` may be inputs alone, a tensor: labels are not looked at.
+    """
+    x = data[:samples] if isinstance(data, Tensor) else next(batches(data, samples), (torch.empty(0),))[0][:samples]
+    if not len(x):
+        raise ValueError("the data are empty: no batch held a sample to measure on (an iterator can be read only once)")
+    if not torch.isfinite(x).all():
+        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
+        raise ValueError(f"the inputs are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
+    x = x.to(next(model.parameters(), x))
+    was = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        rows = [row for g in _as_groups(group, x) for row in _errors(model, g, x, elements, seed)]
+    finally:
+        for module, mode in was.items():
+            module.training = mode
+    return EquivarianceError(tuple(rows))
+
+
+def assert_equivariant(
+    layer: Callable[[Tensor], Tensor], group: str | Group, example: Tensor, tolerance: float | None = None
+) -> None:
+    """Raise an AssertionError unless ``layer`` commutes with every element of ``group`` on the batch ``example``.
+
+    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a group convolution that
+    takes lifted features; the output is lifted if it is a group convolution, or a relaxed layer with one.
+    """
+    tolerance = tolerance or {torch.float64: 1e-10}.get(example.dtype, 1e-5)
+    (found,) = _as_groups(group, example)
+    lifted_in = _lifted_input(layer)
+    with torch.no_grad():
+        y = layer(example)
+        for g in range(len(found)):
+            moved = _permuted(found.act(g, example), lifted_in, found.matrices[g])
+            error = _error(layer(moved), y, layer, found, g, example.shape[-2:])[1]
+            if not error <= tolerance:
+                name = layer if isinstance(layer, str) else type(layer).__name__
+                raise AssertionError(f"{name} is not equivariant to element {g} of {found.name}: relative error {error:.3g}")
+
+
+def _as_groups(group: str | Group | Sequence[str | Group], x: Tensor) -> list[Group]:
+    if isinstance(group, (str, Group)):
+        group = [group]
+    if x.dim() != 4:
+        raise ValueError(f"groups act on images (B, C, H, W), but the inputs have shape {tuple(x.shape)}")
+    unknown = [g for g in group if isinstance(g, str) and g not in ("translations", *GROUPS)]
+    if unknown:
+        raise ValueError(f"unknown group {unknown[0]!r}: use translations, {', '.join(GROUPS)}, or a Group")
+    named = {**GROUPS, "translations": translations(*x.shape[-2:])}
+    found = [named[g] if isinstance(g, str) else g for g in group]
+    for g in found:
+        g.check_size(x.shape[-2:])
+    return found
+
+
+def _errors(model: nn.Module, group: Group, x: Tensor, elements: int, seed: int) -> Iterator[LayerError]:
+    names = {module: name for name, module in model.named_modules() if _is_shown(module)}
+    before = _outputs(model, names, x)
+    if len(group) < 2:
+        raise ValueError(f"{group.name} has no element but the identity, which nothing can fail to commute with")
+    chosen = 1 + torch.randperm(len(group) - 1, generator=torch.Generator().manual_seed(seed))[:elements]
+    total = dict.fromkeys(before, 0.0)
+    compared = {}
+    for g in chosen.tolist():
+        after = _outputs(model, names, group.act(g, x))
+        for module, y in before.items():
+            compared[module], error = _error(after[module], y, module, group, g, x.shape[-2:])
+            total[module] += error / len(chosen)
+    for module, error in total.items():
+        yield LayerError(names.get(module, ""), type(module).__name__, group.name, compared[module], error)
+
+
+def _is_shown(module: nn.Module) -> bool:
+    """Relaxed layers as a whole, and layers of torch without parts."""
+    return isinstance(module, Relaxed) or (type(module).__module__.startswith("torch.nn") and not list(module.children()))
+
+
+def _outputs(model: nn.Module, names: dict[nn.Module, str], x: Tensor) -> dict[nn.Module, Tensor]:
+    outputs: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, _: object, y: object) -> None:
+        if isinstance(y, Tensor) and y.dim() in (2, 4) and len(y) == len(x):
+            outputs[module] = y.detach()
+
+    handles = [module.register_forward_hook(keep) for module in names]
+    try:
+        with torch.no_grad():
+            y = model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    outputs.pop(model, None)
+    return {**outputs, model: y}
+
+
+def _error(after: Tensor, y: Tensor, layer: object, group: Group, g: int, size: Sequence[int]) -> tuple[str, float]:
+    """How the outputs were compared, and |f(g x) - g f(x)| / |f(x)|."""
+    lifted = _lifted_output(layer) if y.dim() == 4 else None
+    kind = "lifted map" if lifted is not None and _element(lifted, group.matrices[g]) is not None else "map"
+    if y.dim() == 2 or (y.shape[-2:] == (1, 1) and kind == "map"):
+        return "invariant", _relative(after, [y])
+    if group.size is None:
+        if y.shape[-1] != y.shape[-2] and size[0] == size[1]:
+            return "map", float("nan")
+        moved = [group.act(g, y)]
+    else:
+        moved = list(_shifted(y, group, g, size))
+    return kind, _relative(after, [_permuted(m, lifted, group.matrices[g]) for m in moved])
+
+
+def _lifted_input(layer: object) -> Group | None:
+    """The group whose fields the input's channels are, if of any."""
+    modules = layer.modules() if isinstance(layer, (GroupConv, Affine, Relaxed)) else ()
+    return next((m.group for m in modules if isinstance(m, GroupConv) and not m.lift), None)
+
+
+def _lifted_output(layer: object) -> Group | None:
+    """The group whose fields the output's channels are, if of any."""
+    path = layer.linear if isinstance(layer, Affine) else layer
+    return path.group if isinstance(path, GroupConv) else getattr(layer, "lifted", None)
+
+
+def _element(group: Group, matrix: Tensor) -> int | None:
+    """The index of the element of a point group with that matrix, if it has one."""
+    near = (group.matrices - matrix).abs().amax((1, 2))
+    return int(near.argmin()) if near.min() < 1e-6 else None
+
+
+def _permuted(y: Tensor, lifted: Group | None, matrix: Tensor) -> Tensor:
+    """Fields of lifted features permuted as the element with that matrix does; y itself where there is none."""
+    g = None if lifted is None else _element(lifted, matrix)
+    if lifted is None or g is None:
+        return y
+    return y.unflatten(1, (-1, len(lifted)))[:, :, lifted.table[lifted.inverse[g]]].flatten(1, 2)
+
+
+def _shifted(y: Tensor, group: Group, g: int, size: Sequence[int]) -> Iterator[Tensor]:
+    """f(x) moved by a shift of the input: where the map is smaller, by the whole strides on either side of it."""
+    point = Group(group.name, group.matrices[g : g + 1], torch.zeros(1, 2, dtype=torch.float64))
+    turned = point.act(0, y)
+    right, up = group.shifts[g].tolist()
+    down, across = -up * y.shape[-2] / size[0], right * y.shape[-1] / size[1]
+    for rows in {int(down // 1), int(-(-down // 1))}:
+        for columns in {int(across // 1), int(-(-across // 1))}:
+            yield turned.roll((rows, columns), (-2, -1))
+
+
+def _relative(after: Tensor, candidates: Sequence[Tensor]) -> float:
+    """The mean over samples of the relative error, against the nearest of the candidates for each."""
+    scale = candidates[0].flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
+    errors = torch.stack([(after - y).flatten(1).norm(dim=1) / scale for y in candidates]).amin(0)
+    return float(errors.mean())

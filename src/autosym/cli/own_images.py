@@ -1,0 +1,268 @@
+"""What the command line does with a user's own files: ``train`` a network on images, ``audit`` a saved network.
+
+Nothing is chosen by hand or by held-out data: size, network and length of training follow from the images and their number, by the rules
+in ``working_size`` and ``network_for``, and what was done is said in the notes of the result.
+"""
+
+import math
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autosym.answer.equivariance import EquivarianceError, equivariance_error
+from autosym.cli import exported, pictures
+from autosym.evidence import wording
+from autosym.evidence.predictive import Scores, scores
+from autosym.nn import nets
+from autosym.papers.measuring import CHECKPOINT, METHODS, in_percent, start_anew, write
+from autosym.report import findings, run_files
+from autosym.runtime.provenance import provenance
+from autosym.training import checkpoint
+from autosym.training.fitting import fit
+from autosym.training.schedule import Schedule
+
+WEIGHT_STEPS = 1500  # of training, at least
+LARGEST = 32  # pixels of a side, where no size was asked for
+LARGEST_SIDE = 4096  # that a result can ask for
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was asked for; None is left to the rules."""
+
+    task: str  # the data
+    model: str = "f-fc+conv"
+    method: str = "evidence"
+    epochs: int | None = None
+    seed: int = 0
+    size: tuple[int, int] | None = None
+    classes: int | None = None
+    test: float = 0.0
+
+
+def working_size(height: int, width: int) -> tuple[int, int]:
+    """Sides that are multiples of 4, so that maps can be halved twice; the larger one at most LARGEST, proportions kept."""
+    scale = min(1.0, LARGEST / max(height, width))
+    rows, columns = (max(4, 4 * round(scale * side / 4)) for side in (height, width))
+    return rows, columns
+
+
+def network_for(run: Run, in_shape: Sequence[int], classes: int, samples: int) -> dict[str, Any]:
+    """Arguments of ``nets.build``: maps are halved while their sides are even, up to four times, in three blocks or more."""
+    sides, halvings = list(in_shape[1:]), 0
+    while halvings < 4 and all(side % 2 == 0 for side in sides):
+        sides, halvings = [side // 2 for side in sides], halvings + 1
+    blocks = max(3, halvings)
+    return {
+        "name": run.model,
+        "in_shape": tuple(in_shape),
+        "classes": classes,
+        "width": min(16, max(4, int(math.sqrt(samples) / 3))),
+        "channels": tuple(2**block for block in range(blocks)),
+        "strides": (2,) * halvings + (1,) * (blocks - halvings),
+        "hidden": 8,
+    }
+
+
+def schedule_for(run: Run, samples: int) -> Schedule:
+    """The defaults of ``fit``, long enough for WEIGHT_STEPS steps; evidence steps not more than about a hundred."""
+    batch_size = min(64, max(8, samples // 8))
+    epochs = max(60, math.ceil(WEIGHT_STEPS * batch_size / samples)) if run.epochs is None else run.epochs
+    return Schedule(epochs=epochs, batch_size=batch_size, step=METHODS[run.method])
+
+
+def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> dict[str, Any]:
+    """Learn the symmetry of images and write result.json, report.json, history.jsonl and checkpoint.safetensors to ``out``."""
+    _check(run)
+    found = pictures.read(Path(run.task), run.size, run.classes)
+    training, test, preprocessing, notes = _prepared(found, run)
+    network = network_for(run, training[0].shape[1:], len(found.classes), len(training[0]))
+    schedule = schedule_for(run, len(training[0]))
+    start_anew(out, resume)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = time.perf_counter()
+    torch.manual_seed(run.seed)
+    fitted = fit(
+        nets.build(**network).to(device),
+        training,
+        schedule=schedule,
+        seed=run.seed,
+        progress=progress,
+        history=out / "history.jsonl",
+        checkpoint=out / CHECKPOINT,
+        checkpoint_seconds=10,
+        resume=resume,
+    )
+    held = len(test[0]) > 1
+    kind, measured = ("held out", test) if held else ("training", training)
+    shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
+    said = wording.summary(shown)
+    result = {
+        "headline": said["headline"],
+        "cautions": said["cautions"],
+        "row": {
+            "task": run.task,
+            "model": run.model,
+            "method": run.method,
+            **(_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores))),
+            "train_accuracy": _measured(fitted.model, training)["accuracy"],
+            "evidence": fitted.evidence.log_evidence.item() / len(training[0]),
+            "samples": len(training[0]),
+            "parameters": sum(p.numel() for p in fitted.model.parameters()),
+            "seconds": time.perf_counter() - start,
+        },
+        "config": asdict(run),
+        "symmetry": shown["symmetry"],
+        "network": network,
+        "preprocessing": preprocessing,
+        "classes": found.classes,
+        "notes": notes,
+        "schedule": findings.settings(schedule),
+        "provenance": provenance(device),
+    }
+    write(result, out / "result.json")
+    write(shown | {"command": _command(run)}, out / "report.json", indent=None)
+    return result
+
+
+def _command(run: Run) -> str:
+    """What repeats it."""
+    options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
+    options["size"] = run.size and f"{run.size[0]}x{run.size[1]}"
+    return shlex.join(["autosym", "fit", run.task, *(f"--{k}={v}" for k, v in options.items() if v is not None)])
+
+
+def _check(run: Run) -> None:
+    if not 0 <= run.test < 1:
+        raise ValueError(f"--test is the part of the images to hold out, from 0 to below 1, got {run.test}")
+    if run.size is not None and any(side < 4 or side % 4 for side in run.size):
+        raise ValueError(f"--size {run.size[0]}x{run.size[1]}: both sides must be multiples of 4, so that maps can be halved")
+
+
+def _prepared(found: pictures.Pictures, run: Run) -> tuple[Pair, Pair, dict[str, Any], list[str]]:
+    """Training and test part, resized and normalised by the training images; how, and notes on it."""
+    images, notes = found.images, list(found.notes)
+    height, width = images.shape[2:]
+    size = run.size or working_size(height, width)
+    if size != (height, width):
+        notes.append(f"images of {height}x{width} were resized to {size[0]}x{size[1]} (--size HxW for another)")
+        images = pictures.resized(images, size)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(run.seed))
+    held = round(run.test * len(images))
+    test, rest = order[:held].sort().values, order[held:].sort().values
+    missing = set(found.labels.tolist()) - set(found.labels[rest].tolist())
+    if missing:
+        raise ValueError(
+            f"no image of {found.classes[min(missing)]} is left to train on: hold out less by --test, or add images"
+        )
+    mean, std = images[rest].mean((0, 2, 3)), images[rest].std((0, 2, 3))
+    if not (std > 0).all():
+        raise ValueError(f"channel {int((std == 0).nonzero()[0])} of all images is constant: drop it")
+    preprocessing = {"size": size, "mean": mean.tolist(), "std": std.tolist()}
+    images = _normalised(images, mean, std)
+    return (images[rest], found.labels[rest]), (images[test], found.labels[test]), preprocessing, notes
+
+
+def _normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return (images - mean[:, None, None]) / std[:, None, None]
+
+
+@torch.no_grad()
+def _measured(model: nn.Module, pair: Pair) -> dict[str, float]:
+    x, y = pair
+    device = next(model.parameters()).device
+    return in_percent(scores(torch.cat([model(part.to(device)).cpu() for part in x.split(1000)]), y))
+
+
+def audit(
+    model: Path,
+    data: Path,
+    groups: Sequence[str] = (),
+    size: tuple[int, int] | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    samples: int = 64,
+) -> EquivarianceError:
+    """Measured equivariance of a saved network: an exported program (.pt2), or the folder of a run of ``autosym fit``.
+
+    By default to translations and to every exact group that acts on images of this shape. ``size``, ``mean`` and ``std`` (one, or
+    one for each channel) are what the program's images were prepared by; a run's own are known.
+    """
+    if model.is_dir():
+        if size or mean or std:
+            raise ValueError(f"{model} is a run, which knows the size, mean and deviation of its images: leave them out")
+        network, preprocessing = _read_run(model)
+        size, mean, std = preprocessing["size"], preprocessing["mean"], preprocessing["std"]
+    elif model.exists():
+        network = exported.load(model)
+    else:
+        raise FileNotFoundError(
+            f"{model} does not exist: name an exported program (.pt2), or the folder of a run of autosym fit"
+        )
+    images = pictures.read(data, size).images
+    if model.is_dir() and images.shape[1] != len(mean):
+        raise ValueError(
+            f"the run was of images with {len(mean)} channels, but those of {data} have {images.shape[1]}: give others"
+        )
+    images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
+    if mean or std:
+        images = _normalised(images, *(_channels(values, images, default) for values, default in ((mean, 0.0), (std, 1.0))))
+    chosen = list(groups) or ["translations", "flip-horizontal", "flip-vertical", "c2"]
+    if not groups and images.shape[2] == images.shape[3]:
+        chosen += ["c4", "d4"]
+    return equivariance_error(network, chosen, (images, torch.zeros(len(images))), samples=samples)
+
+
+def _channels(values: Sequence[float], images: Tensor, default: float) -> Tensor:
+    given = torch.tensor(list(values) or [default])
+    if not torch.isfinite(given).all() or (default and not (given > 0).all()):
+        raise ValueError(
+            f"--{'std' if default else 'mean'} {' '.join(map(str, values))}: must be finite{', and positive' * bool(default)}"
+        )
+    if len(given) not in (1, images.shape[1]):
+        raise ValueError(f"{len(given)} values for the {images.shape[1]} channels of the images: give one, or one for each")
+    return given.expand(images.shape[1])
+
+
+def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a finished run, and how its images were prepared."""
+    path, kept = folder / "result.json", folder / CHECKPOINT
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: {folder} is no finished run of autosym fit")
+    result = run_files.read(path)
+    if not isinstance(result, dict) or not {"network", "preprocessing", "schedule"} <= set(result):
+        raise ValueError(f"{path} does not say how its network was built: audit reads runs of autosym fit")
+    if not kept.exists():
+        raise FileNotFoundError(f"{kept} does not exist: audit needs the weights of the run; run it again")
+    tensors, state = checkpoint.read(kept)
+    with run_files.of_this_version(path):
+        network, epochs = nets.build(**result["network"]), result["schedule"]["epochs"]
+        height, width = map(int, result["preprocessing"]["size"])
+        mean, std = (list(map(float, result["preprocessing"][key])) for key in ("mean", "std"))
+    if len(state["lines"]) != epochs:
+        raise ValueError(
+            f"{kept} is after {len(state['lines'])} of {epochs} epochs: go on by autosym fit --resume, or run it again"
+        )
+    own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    try:
+        with torch.device("meta"):  # without memory, as the file may ask for any size
+            shapes = {name: t.shape for name, t in nets.build(**result["network"]).state_dict().items()}
+        if shapes != {name: tensor.shape for name, tensor in own.items()}:
+            raise ValueError(f"its network is not that of {kept}")
+        network = nets.build(**result["network"])
+        preprocessing = {key: [float(value) for value in result["preprocessing"][key]] for key in ("size", "mean", "std")}
+        size = preprocessing["size"] = [int(side) for side in preprocessing["size"]]
+        if len(size) != 2 or not all(1 <= side <= LARGEST_SIDE for side in size):
+            raise ValueError(f"images cannot be resized to {size}")
+    except (ValueError, TypeError, KeyError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{path} does not hold what autosym fit writes ({error}): run it again") from error
+    checkpoint.load_into(network.state_dict(), own, kept)
+    return network, {"size": (height, width), "mean": mean, "std": std}

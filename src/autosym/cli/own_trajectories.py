@@ -1,0 +1,160 @@
+"""The commands about dynamics: ``autosym noether DATA``, and runs and the table of the experiment of that name."""
+
+import json as json_format
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tyro.conf import Positional
+
+from autosym.noether import Discovery, Search, discover, systems
+from autosym.papers import noether as experiment
+from autosym.papers.measuring import write
+from autosym.report import conserved
+from autosym.report.drawing import print_table
+from autosym.report.writing import write_text
+from autosym.runtime.provenance import provenance
+
+DEMOS = {
+    "oscillator": (systems.oscillators(1), Search(points=20)),
+    "two-oscillators": (systems.oscillators(2), Search()),
+    "pendulum": (systems.pendulum(), Search()),
+}
+
+
+def noether(
+    data: Positional[Path | None] = None,
+    demo: str | None = None,
+    space: int = 1,
+    quantities: int | None = None,
+    points: int | None = None,
+    seed: int = 0,
+    plot: Path | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Find the conserved quantities of degree two in trajectories: how many, which, and the evidence for each.
+
+    Args:
+        data: an .npz file with trajectories (or x) of shape (N, T, 2n), positions first, and dt (or t, the T times).
+        demo: instead of data, a system whose answer is known: oscillator, two-oscillators or pendulum.
+        space: read the coordinates as bodies in so many dimensions when quantities are named.
+        quantities: how many to look for at once (2 n^2 by default).
+        points: how many states to learn from.
+        seed: of the states, the features and the starts.
+        plot: also draw singular values and generators to this file.
+        out: also write result.json and report.html to this folder.
+        json: print the result as JSON and nothing else.
+    """
+    if (data is None) == (demo is None):
+        raise ValueError("name one file of trajectories, or a system by --demo: " + ", ".join(DEMOS))
+    torch.set_num_threads(1)  # matrices are small: more threads wait for one another
+    if demo is not None:
+        found, result = _demo(demo, quantities, points, seed)
+    else:
+        assert data is not None
+        trajectories, dt, derivatives = read(data)
+        found = discover(trajectories, dt, derivatives, space, _changed(Search(), quantities, points), seed)
+        result = found.as_dict()
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        found.plot().savefig(plot, dpi=100)
+    if out is not None:
+        result |= {"title": demo or (data and data.name), "command": _command(data, demo, space, quantities, points, seed)}
+        page = _written(result | {"provenance": provenance()}, out)
+    print(json_format.dumps(result, allow_nan=False) if json else _words(found, result))
+    if out is not None and not json:
+        print(page)
+
+
+def _command(data: Path | None, demo: str | None, space: int, quantities: int | None, points: int | None, seed: int) -> str:
+    """What repeats a search."""
+    options = {"--demo": demo, "--space": space, "--quantities": quantities, "--points": points, "--seed": seed}
+    given = [word for key, value in options.items() if value is not None for word in (key, str(value))]
+    return shlex.join(["autosym", "noether", *([str(data)] if data else []), *given])
+
+
+def _written(result: dict[str, Any], out: Path) -> str:
+    """result.json, and report.html beside it if jinja2 is there; says what was written."""
+    write(result, out / "result.json")
+    try:
+        return f"Written: {out / 'result.json'} and {write_text(conserved.html(result), out)}"
+    except ImportError as error:
+        return f"Written: {out / 'result.json'}; no report: {error}"
+
+
+def _changed(search: Search, quantities: int | None, points: int | None) -> Search:
+    asked: dict[str, Any] = {"quantities": quantities, "points": points}
+    return replace(search, **{key: value for key, value in asked.items() if value is not None})
+
+
+def _demo(name: str, quantities: int | None, points: int | None, seed: int) -> tuple[Discovery, dict[str, Any]]:
+    """Twenty short trajectories of a system, and what is found in them beside the truth."""
+    if name not in DEMOS:
+        raise ValueError(f"no demo is called {name!r}; there are: {', '.join(DEMOS)}")
+    system, search = DEMOS[name]
+    generator = torch.Generator().manual_seed(seed)
+    x = system.trajectories(system.starts(20, generator), 0.1, 20)
+    found = discover(x, 0.1, space=system.space, search=_changed(search, quantities, points), seed=seed)
+    truth = found.parallelness(system.conserved) if system.conserved else []
+    return found, found.as_dict() | {"parallelness": truth, "demo": name, "true_symmetries": len(system.conserved)}
+
+
+def _words(found: Discovery, result: dict[str, Any]) -> str:
+    if "demo" not in result:
+        return str(found)
+    near = ", ".join(f"{value:.4f}" for value in result["parallelness"])
+    return f"{found}\nThe truth: {result['true_symmetries']}" + (f"; parallelness with them: {near}" if near else "")
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Trajectories, step or times, and velocities where there are any, of an .npz file; nothing in it is executed."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {key: file[key] for key in file.files}
+    except (ValueError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} is no .npz file of arrays: write one by numpy.savez(path, trajectories=x, dt=0.1)") from error
+    x, dt = (next((held[key] for key in keys if key in held), None) for keys in (("trajectories", "x"), ("dt", "t")))
+    if x is None or dt is None:
+        raise ValueError(f"{path} holds {', '.join(held) or 'nothing'}: it needs trajectories (or x) and dt (or t)")
+    return x, dt, held.get("derivatives")
+
+
+def run(config: experiment.Run, out: Path, results: Path, resume: bool, json: bool) -> None:
+    """One run of the experiment, its result on disk and in words."""
+    result = experiment.execute(config, progress=not json, out=out, resume=resume, results=results)
+    write(result, out / "result.json")
+    if json:
+        print(json_format.dumps(result))
+        return
+    row = result["row"]
+    print(f"{config.name}: -ELBO/N {row['negative_elbo']:.3f}, test MSE {row['test_mse']:.3g}, {row['seconds']:.0f} s")
+    print(f"Written: {out / 'result.json'}, and {results / config.file}.json")
+
+
+def table(results: Path, json: bool) -> None:
+    """Ours beside the paper's; what was not run is a dash."""
+    found = experiment.rows(results)
+    if json:
+        print(json_format.dumps({"rows": found}))
+        return
+    columns = {  # title, format
+        "negative_elbo": ("-ELBO/N", ".4g"),
+        "paper_negative_elbo": ("paper", ".4g"),
+        "test_mse": ("test MSE", ".3g"),
+        "paper_test_mse": ("paper ", ".3g"),
+        "moved_mse": ("moved MSE", ".3g"),
+        "paper_moved_mse": ("paper  ", ".3g"),
+        "least_parallelness": ("parallel", ".4g"),
+        "epochs": ("epochs", "d"),
+        "seconds": ("s", ".0f"),
+    }
+    numbers = [["-" if row[key] is None else format(row[key], kind) for key, (_, kind) in columns.items()] for row in found]
+    lines = [[f"{row['system']}: {row['model']}", *own] for row, own in zip(found, numbers, strict=True)]
+    titles = ["run", *(title for title, _ in columns.values())]
+    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", titles, lines)

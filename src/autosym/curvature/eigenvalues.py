@@ -1,0 +1,69 @@
+"""Eigenvalues of Kronecker factors, shared out among threads and processes."""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from autosym.runtime import processes
+
+
+def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64; processes share the work, and send eigenvalues only."""
+    owners = processes.owners([len(f) * f.shape[-1] ** 3 for f in factors.values()])
+    with processes.agreeing():
+        own = _decomposed({name: factors[name] for name, o in zip(factors, owners, strict=True) if o == processes.rank()})
+    found = {name: own.get(name, f.new_zeros(f.shape[:2], dtype=torch.float64)) for name, f in factors.items()}
+    processes.add(*found.values())
+    return found
+
+
+LARGE = (
+    2048  # sides of matrices that are solved by all threads, and in their own precision: float64 would take twice the memory
+)
+SOLVING = threading.Lock()  # the number of threads is one for the whole process
+
+
+def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
+
+    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. All but the largest are solved
+    in float64: null eigenvalues that are rounded to 1e-7 instead weigh against wide paths. Small ones are solved on the CPU, one a thread,
+    also those of a GPU, which solves the large ones meanwhile: it has no solver for many small ones that is as fast.
+    """
+    traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
+
+    def scaled(name: str) -> Tensor:
+        f = factors[name]
+        t = f / traces[name].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]
+        return t if f.shape[-1] <= LARGE else t.to(f.dtype)
+
+    small = [name for name, f in factors.items() if f.shape[-1] <= (512 if f.is_cuda else LARGE)]
+    large = [name for name in factors if name not in small]
+    with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
+        torch.set_num_threads(1)  # for each of those that follow
+        try:
+            parts = {n: scaled(n).cpu().split(-(-len(factors[n]) // threads)) for n in small}
+            solving = {n: [pool.submit(_solve, part) for part in parts[n]] for n in small}
+            values = {n: _solve(scaled(n)) for n in large if factors[n].is_cuda}
+            values |= {n: torch.cat([part.result() for part in solving[n]]) for n in small}
+        finally:
+            torch.set_num_threads(threads)
+    values |= {n: _solve(scaled(n)) for n in large if n not in values}
+    failed = [name for name, found in values.items() if not torch.isfinite(found).all()]
+    if failed:
+        raise ValueError(f"the eigenvalues of {', '.join(failed)} did not converge, even in float64")
+    return {n: values[n].to(trace.device).clamp_min(0) * trace[:, None] for n, trace in traces.items()}
+
+
+def _solve(matrices: Tensor) -> Tensor:
+    """Eigenvalues in float64; where the solver fails in the given precision, by that in float64, and NaN where it fails too."""
+    for dtype in (matrices.dtype, torch.float64):
+        with suppress(torch.linalg.LinAlgError):
+            values = torch.linalg.eigvalsh(matrices.to(dtype)).double()
+            if torch.isfinite(values).all():
+                return values
+    return matrices.new_full(matrices.shape[:-1], torch.nan, dtype=torch.float64)

@@ -1,0 +1,127 @@
+"""Sites: which path owns which parameter of a model, and the hooks that show each path its inputs and cotangents.
+
+autosym's paths own their weight; torch's Linear, Conv1d and Conv2d are read as paths without being changed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from autosym.linear.conv import Conv, form_of
+from autosym.linear.dense import Bias, Dense
+from autosym.linear.frames import Frame
+from autosym.linear.path import Path
+from autosym.linear.sparse import Sparse, SparseConv, SparseIn, SparseOut, Tangents
+
+
+class Definition(Protocol):
+    """The part of a path that curvature asks for."""
+
+    def columns(self, x: Tensor) -> Tensor: ...
+
+    def gram(self, x: Tensor) -> Tensor: ...
+
+    def rows(self, g: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """A parameter of the model that a path owns, and the module whose inputs and outputs that path sees."""
+
+    name: str
+    module: nn.Module
+    parameter: nn.Parameter
+    path: Callable[[Tensor, Tensor], Definition]  # given an input and its output: torch's layers do not know their map's size
+
+
+def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
+    """Every trainable parameter with the path that owns it; frozen ones are point estimates, outside the evidence.
+
+    Paths own their weight; torch's Linear, Conv1d and Conv2d are read as Dense or Conv and Bias. Anything else is refused.
+    """
+    found: dict[int, Site] = {}
+    owners: dict[int, str] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=isinstance(module, Path)):
+            full = f"{module_name}.{name}".lstrip(".")
+            if owners.get(id(parameter)) == full:  # of a part of a path, which the path owns
+                continue
+            if not parameter.requires_grad:
+                continue
+            if id(parameter) in owners:
+                raise ValueError(
+                    f"{full} and {owners[id(parameter)]} are the same parameter: the curvature of tied weights is not the sum "
+                    "of its parts; untie them, or freeze them by requires_grad_(False)"
+                )
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
+            if not torch.isfinite(parameter).all():
+                raise ValueError(f"{full} holds values that are not finite (NaN or Inf): load or initialise it anew")
+            owners[id(parameter)] = full
+            path = _path_of(module, name, expand_bias)
+            if path is None:
+                raise ValueError(
+                    f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
+                    "nn.Linear, nn.Conv1d and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
+                )
+            own_weight = isinstance(module, Path) and name == "weight"
+            found[id(parameter)] = Site(module_name if own_weight else full, module, parameter, path)
+    if not found:
+        raise ValueError(
+            "the model has no trainable parameter, so there is nothing to integrate over: unfreeze some by requires_grad_(True)"
+        )
+    return list(found.values())
+
+
+def is_under(name: str, stem: str) -> bool:
+    """Whether a dotted name is ``stem``, or of something that it holds; the model itself, "", holds all."""
+    return not stem or name == stem or name.startswith(f"{stem}.")
+
+
+def sizes(sites: Sequence[Site]) -> dict[str, float]:
+    """The size of every parameter, in units of which relative steps are: its root mean square, but for what a path says of its own."""
+    return {
+        site.name: site.module.size()
+        if isinstance(site.module, Path) and site.parameter is site.module.weight
+        else float(site.parameter.detach().square().mean().sqrt())
+        for site in sites
+    }
+
+
+def frames(sites: Sequence[Site], scaled_rows: bool = False) -> dict[str, Frame]:
+    """The coordinates that steps are even in, of anchor values: those of all else are the weights themselves.
+
+    Where rows have scales of their own (a Student-t prior) anchors that are rows have none: the prior would not be diagonal there.
+    """
+    found = {s.name: s.module for s in sites if isinstance(s.module, Sparse) and s.parameter is s.module.weight}
+    return {name: path.frame() for name, path in found.items() if path.across or not scaled_rows}
+
+
+def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor, Tensor], Definition] | None:
+    """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
+    if isinstance(module, (SparseConv, SparseIn, SparseOut)) and name in ("basis.omega", "basis.shift"):
+        return lambda x, _: Tangents(module, name.removeprefix("basis."), x)
+    if isinstance(module, Bias) and name == "weight" and expand_bias:
+        return lambda *_: _definition(Bias, module.shape, module.out_shape, True)
+    if isinstance(module, Path) and name == "weight":
+        return lambda *_: module
+    if type(module) is nn.Linear and name == "weight":
+        return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
+    if type(module) is nn.Linear and name == "bias":
+        return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), tuple(y.shape[1:]), expand_bias)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)) and type(module) in (nn.Conv1d, nn.Conv2d):  # not a subclass
+        if name == "weight":
+            return lambda *_: _definition(Conv, *form_of(module))
+        return lambda _, y: _definition(Bias, (y.shape[1],) + (1,) * (y.dim() - 2), tuple(y.shape[1:]), expand_bias)
+    return None
+
+
+@cache
+def _definition(kind: Callable[..., Path], *arguments: object) -> Path:
+    """A path without weights: its columns and rows are all that curvature asks for."""
+    with torch.device("meta"):
+        return kind(*arguments)

@@ -1,0 +1,86 @@
+"""Is a model fit for curvature? Its gradients against its paths, and nothing that depends on batchmates or chance."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from autosym.curvature.owners import sites
+from autosym.curvature.tape import Tape
+
+
+def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
+    """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
+
+    They differ where a parameter acts outside of its path (used in a function, reparametrised), or a path is ill defined.
+    Returns the bytes that a pass takes for each sample: what autograd keeps, and three times the largest columns or rows.
+    """
+    x = x.clone()  # of which the storage is its own
+    columns: dict[str, Tensor] = {}
+    kept: dict[int, int] = {}
+
+    def keep(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t.detach()  # an output that kept itself would never be freed
+
+    owned = sites(model, expand_bias)
+    see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
+    with Tape(owned, see, weights=True, reduce=False) as tape, torch.enable_grad():
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            f = tape.record(model, x)
+        cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
+        rows = {name: rows for names, rows in tape.backward(f, cotangent) for name in names}
+        gradients = torch.autograd.grad(f, [site.parameter for site in owned], cotangent, allow_unused=True)
+    for site, gradient in zip(owned, gradients, strict=True):
+        expected = torch.einsum("bsko,bski->koi", rows[site.name], columns[site.name]).flatten()
+        actual = torch.zeros_like(expected) if gradient is None else gradient.flatten()
+        if (expected - actual).abs().max() > 1e-2 * expected.abs().max() + 1e-6 * max(1.0, float(actual.abs().max())):
+            raise ValueError(
+                f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside of "
+                f"{type(site.module).__name__}, or reparametrised; use it once, as the layer's own weight, or freeze it"
+            )
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    activations = sum(size for where, size in kept.items() if where not in weights)
+    largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
+    return (activations + 3 * largest) / len(x)
+
+
+def linearised(
+    model: nn.Module, x: Tensor, root: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    """The outputs f (B, D), and for every path columns (B, S, K, in) and rows (B, C, S, K, out) for the C columns of root(f): (B, D, C).
+
+    The sum over positions of their products is the Jacobian of root(f)^T f. Copies of a sample (``averaging``) are as good as positions.
+    """
+    columns: dict[str, Tensor] = {}
+
+    def together(t: Tensor) -> Tensor:
+        return t.unflatten(0, (len(x), -1)).flatten(1, 2)
+
+    see = lambda name, path, x: columns.__setitem__(name, together(path.columns(x)))  # noqa: E731
+    with Tape(sites(model), see, reduce=False) as tape, torch.enable_grad():
+        f = tape.record(model, x)
+        rows: dict[str, list[Tensor]] = {name: [] for name in columns}
+        for cotangent in root(f.detach()).unbind(2):
+            for names, row in tape.backward(f, cotangent):
+                for name in names:
+                    rows[name].append(together(row.detach()))
+    return f.detach(), {name: (columns[name], torch.stack(rows[name], 1)) for name in columns}
+
+
+def refuse_batch_dependence(model: nn.Module) -> None:
+    """Refuse models whose output for a sample depends on its batchmates, or on chance."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("curvature needs a graph: call it outside of torch.inference_mode() (torch.no_grad() is fine)")
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"{name} ({kind}) uses the statistics of the batch, so a sample's output depends on its batchmates and the "
+                "evidence on the batch size: call model.eval(), with running statistics"
+            )
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.running_mean is not None:
+            raise ValueError(f"{name} ({kind}) is in train mode and would change its running statistics: call model.eval()")
+        random = isinstance(module, nn.RReLU) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
+        if random and module.training:
+            raise ValueError(f"{name} ({kind}) is in train mode, so every pass gives other outputs: call model.eval()")

@@ -1,0 +1,181 @@
+"""d log p(D) / d eta of Laplace evidence, for hyperparameters eta that enter the forward pass, in two phases.
+
+    log p(D) ~ log p(D | w) + log p(w) - 1/2 log det(kron(G, A) / sigma^2 + delta) + const,       A and G depend on eta
+
+Phase one are the factors, without a graph (``laplace.at``). With G = U diag(lambda) U^T, A = V diag(mu) V^T and c = 1 / sigma^2 the
+cotangents of 1/2 log det are in closed form, and hold where eigenvalues coincide:
+
+    d/dG = U diag_i(1/2 sum_j c mu_j / (c lambda_i mu_j + delta)) U^T       d/dA = V diag_j(1/2 sum_i c lambda_i / (...)) V^T
+
+Phase two shows micro-batches to the model again, with a graph, and differentiates log-likelihood - <d/dA, A> - <d/dG, G> with these
+fixed. Rows g depend on eta through the network and through the root of the output Hessian, both kept in the graph. The sum is exact at
+fixed weights and draws, in the memory of one micro-batch, and nothing goes backward through an eigendecomposition.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import Definition, sites
+from autosym.curvature.passes import Signs, budget, choose, fingerprint, shares, split
+from autosym.curvature.tape import Tape
+from autosym.curvature.verification import verify
+from autosym.evidence.laplace import Laplace
+from autosym.linear.path import Path
+from autosym.runtime import processes
+from autosym.runtime.batching import Data, Numbered, size_of, to_model
+
+GRAPH = 4  # times the memory of a pass without a second derivative
+
+
+def gradient(
+    model: nn.Module,
+    data: Data,
+    prior: Prior,
+    at: Laplace,
+    hyperparameters: Mapping[str, Tensor],
+    *,
+    sampled: bool = False,
+    subset: int | None = None,
+    batch_size: int | None = None,
+    memory: float | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """d log evidence / d each of ``hyperparameters`` (leaves of the model's forward pass), at the weights that ``at`` was taken at.
+
+    ``at`` is ``laplace.at(model, data, ...)``; ``sampled``, ``subset`` and ``seed`` must be those it was given, so that both phases see
+    the same samples and the same noise (and, where these are used, data that come in the same order: no shuffled loader). Whether leaves
+    ask for gradients does not matter, and is left as it was.
+    """
+    _check(model, at, hyperparameters)
+    leaves = list(hyperparameters.values())
+    total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
+    device = next(model.parameters()).device
+    count = at.samples if subset is None else subset
+    used, signs = choose(subset, size_of(data), seed), Signs(seed) if sampled else None
+    against = _Against(at, prior, device, 1 / count, at.samples / count)
+    limit, seen = 0, torch.zeros((), dtype=torch.float64, device=device)
+    shown = torch.zeros(5, dtype=torch.float64, device=device)
+    parts = shares(data)
+    batch_size = (1024 if device.type == "cuda" else 256) if batch_size is None else batch_size
+    with processes.agreeing(), torch.enable_grad(), Tape(sites(model), against.see, graph=True) as tape:
+        for x, y, places in Numbered(data, batch_size, processes.rank() % parts, parts):
+            x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
+            limit = limit or max(1, int(min(budget(memory, device) / (GRAPH * verify(model, x[:2])), 2**31)))
+            mask = None if used is None else used[places % len(used)]
+            seen += len(x)
+            shown += fingerprint(x, y)
+            with asking(leaves):
+                for x_part, y_part, record, rows in split(x, y, mask, limit):
+                    f = tape.record(model, x_part) if record else model(x_part)
+                    fit = at.likelihood.log_likelihood(at.likelihood.statistic(f, y_part).double(), 0)
+                    _add(total, fit - against.take(), leaves)
+                    for column in _columns(at.likelihood, f, signs, places[rows]) if record else ():
+                        _add(total, -against.rows(tape.backward(f, column)), leaves)
+    if parts > 1:
+        processes.add(seen, shown, *total)
+    if seen != at.samples:
+        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {int(seen)}: not the same")
+    before = at.curvature.fingerprint
+    if before is not None and not torch.allclose(shown.cpu(), before, rtol=1e-6, atol=1e-9 * at.samples):
+        raise ValueError(
+            "the data are not those that the evidence was taken on (random augmentation that changes between passes?): give data that "
+            "stay as they are; to train on augmented ones, use fit's augment, or give it evidence_data"
+        )
+    return {name: grad.to(leaf.dtype) for (name, leaf), grad in zip(hyperparameters.items(), total, strict=True)}
+
+
+class _Against:
+    """Sums of quadratic forms a^T (d/dA) a of columns and g^T (d/dG) g of rows, with fixed cotangents."""
+
+    def __init__(self, at: Laplace, prior: Prior, device: torch.device, weight_a: float, weight_g: float):
+        found = {name: [t.to(device) for t in pair] for name, pair in cotangents(at, prior).items()}
+        self.A = {name: weight_a * pair[0] for name, pair in found.items()}
+        self.G = {name: weight_g * pair[1] for name, pair in found.items()}
+        self.zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.sum = self.zero
+
+    def see(self, name: str, path: Definition, x: Tensor) -> None:
+        """Add what the columns of a path give, if they depend on a hyperparameter."""
+        columns = path.columns(x)
+        if columns.requires_grad:
+            self.sum = self.sum + _quadratic(columns, self.A[name])
+
+    def take(self) -> Tensor:
+        """The sum of ``see`` so far, which starts anew."""
+        taken, self.sum = self.sum, self.zero
+        return taken
+
+    def rows(self, parts: Iterator[tuple[tuple[str, ...], Tensor]]) -> Tensor:
+        """The sum over all paths of the rows of one backward pass."""
+        return sum((_quadratic(g, self.G[n]) / g.shape[1] for names, g in parts for n in names), start=self.zero)
+
+
+def cotangents(at: Laplace, prior: Prior) -> dict[str, tuple[Tensor, Tensor]]:
+    """d (1/2 log det) / dA (K, in, in) and / dG (K, out, out) of every path, in closed form."""
+    delta, c = prior.precision(), float(at.likelihood.scale().detach())
+    found = {}
+    for name, (lam, U, mu, V) in at.curvature.decompositions(prior.scales).items():
+        weight = 0.5 * c / (c * lam[:, :, None] * mu[:, None, :] + delta[name])
+        of_g, of_a = (weight @ mu[:, :, None])[..., 0], (weight.mT @ lam[:, :, None])[..., 0]
+        found[name] = ((V * of_a[:, None, :]) @ V.mT, (U * of_g[:, None, :]) @ U.mT)
+    return found
+
+
+def _quadratic(t: Tensor, matrix: Tensor) -> Tensor:
+    """sum over samples and positions of t^T M t, for (B, S, K, d) and (K, d, d)."""
+    flat = t.permute(2, 0, 1, 3).flatten(1, 2)
+    return ((flat @ matrix.to(flat)) * flat).sum(dtype=torch.float64)
+
+
+def _columns(likelihood: Likelihood, f: Tensor, signs: Signs | None, places: Tensor) -> Sequence[Tensor]:
+    """The columns (B, outputs) of the root of the output Hessian; with signs one random combination of them."""
+    roots = likelihood.root(f)
+    return roots.unbind(2) if signs is None else [(roots @ signs(places, roots.shape[2]).to(roots)[:, :, None])[:, :, 0]]
+
+
+def _add(total: Sequence[Tensor], value: Tensor, leaves: Sequence[Tensor]) -> None:
+    if not value.requires_grad:  # linear models: rows that do not depend on anything
+        return
+    for sum_, grad in zip(total, torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True), strict=True):
+        if grad is not None:
+            sum_ += grad
+
+
+@contextmanager
+def asking(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Let leaves ask for gradients for a while."""
+    before = [leaf.requires_grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for leaf, asked in zip(leaves, before, strict=True):
+            leaf.requires_grad_(asked)
+
+
+def _check(model: nn.Module, at: Laplace, hyperparameters: Mapping[str, Tensor]) -> None:
+    owned = {id(site.parameter): site.name for site in sites(model)}
+    paths = [module for module in model.modules() if isinstance(module, Path)]
+    inside = {id(t) for path in paths for t in (*path.parameters(), *path.buffers())}
+    for name, leaf in hyperparameters.items():
+        if not leaf.is_leaf or not leaf.is_floating_point():
+            raise ValueError(f"the hyperparameter {name} must be a leaf tensor of floats: a frozen parameter of the model")
+        if id(leaf) in owned:
+            raise ValueError(
+                f"the hyperparameter {name} is the weight {owned[id(leaf)]}, which the evidence integrates over: it is one or "
+                "the other; freeze it by requires_grad_(False)"
+            )
+        if id(leaf) in inside:
+            raise ValueError(
+                f"the hyperparameter {name} is a part of a path, which keeps what follows from it: learn it as a parameter with a prior "
+                "of its own (learn_omega)"
+            )
+    moved = [site.name for site in sites(model) if not torch.equal(site.parameter, at.parameters[site.name])]
+    if moved:
+        raise ValueError(f"{', '.join(moved[:3])} changed since the evidence was taken: take it again at the present weights")

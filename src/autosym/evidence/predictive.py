@@ -1,0 +1,148 @@
+"""Posterior predictive of the linearised model, and its calibration.
+
+    f(x) ~ N(f(x; w*), J Sigma J^T),       Sigma = (kron(G, A) / sigma^2 + delta I)^-1 per path
+
+For a Gaussian likelihood the predictive of y adds the noise; for a categorical one the softmax is averaged over f, by the
+probit approximation softmax(f / sqrt(1 + pi/8 v)) or by Monte Carlo.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.priors import Prior
+from autosym.curvature.verification import linearised, refuse_batch_dependence
+
+Link = Literal["probit", "monte-carlo"]
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D). ``variance`` is of y (Gaussian), noise included;
+    ``probabilities`` are of the classes (categorical). The one that does not apply is None."""
+
+    mean: Tensor
+    covariance: Tensor
+    variance: Tensor | None
+    probabilities: Tensor | None
+
+
+def predictive(
+    model: nn.Module,
+    x: Tensor,
+    eigenvectors: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    prior: Prior,
+    likelihood: Likelihood,
+    link: Link = "probit",
+    samples: int = 256,
+    seed: int = 0,
+) -> Predictive:
+    """The predictive at ``x``, from the decomposed curvature of the model (``Curvature.eigenvectors``)."""
+    if link not in ("probit", "monte-carlo"):
+        raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
+    refuse_batch_dependence(model)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"the inputs of the predictive are a {type(x).__name__}: give a tensor (B, ...), by torch.as_tensor of an array"
+        )
+    if not len(x):
+        raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
+    if not torch.isfinite(x).all():
+        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
+        raise ValueError(f"the inputs of the predictive are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
+    x = x.to(next(model.parameters()))
+    precision = prior.precision()
+    scale = float(likelihood.scale().detach())
+    with torch.no_grad():
+        outputs = model(x[:1]).shape[1]
+    largest = max(products.numel() for products, _, _ in eigenvectors.values())
+    step = max(1, 2**25 // (largest * outputs))  # 256 MiB for the largest Jacobian, or one sample at a time
+    parts = [_linearised(model, part, eigenvectors, precision, scale) for part in x.split(step)]
+    mean, covariance = (torch.cat(part) for part in zip(*parts, strict=True))
+    if isinstance(likelihood, Gaussian):
+        return Predictive(mean, covariance, covariance.diagonal(dim1=1, dim2=2) + 1 / scale, None)
+    return Predictive(mean, covariance, None, _probabilities(mean, covariance, link, samples, seed))
+
+
+def _linearised(
+    model: nn.Module,
+    x: Tensor,
+    eigenvectors: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    precision: Mapping[str, float],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of f: J Sigma J^T is summed over paths in the eigenbasis of each."""
+    f, found = linearised(model, x, lambda f: torch.diag_embed(torch.ones_like(f)))
+    covariance = torch.zeros(len(x), f.shape[1], f.shape[1], dtype=torch.float64, device=f.device)
+    for name, (products, U, V) in eigenvectors.items():
+        columns, rows = found[name]
+        a = torch.einsum("bski,kij->bskj", columns.double(), V)
+        for_block = torch.einsum("bcsko,kop->bcskp", rows.double(), U)
+        jacobian = torch.einsum("bcsko,bski->bckoi", for_block, a) * (scale * products + precision[name]).rsqrt()
+        jacobian = jacobian.flatten(2)
+        covariance += jacobian @ jacobian.mT
+    return f.double(), covariance
+
+
+def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, seed: int) -> Tensor:
+    if link == "probit":
+        variance = covariance.diagonal(dim1=1, dim2=2)
+        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
+    # One draw for all inputs: an input's probabilities do not depend on its batchmates.
+    noise = torch.randn(samples, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0).sqrt()[:, None, :]
+    return (mean + torch.einsum("bij,nj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of logits: accuracy and its standard error, the mean negative log-likelihood, and the calibration error of their softmax."""
+
+    accuracy: float
+    standard_error: float
+    nll: float
+    calibration_error: float
+
+
+def scores(logits: Tensor, labels: Tensor) -> Scores:
+    """How well ``logits`` (B, D) tell the classes ``labels`` (B,)."""
+    correct = (logits.argmax(1) == labels).double()
+    error = float(correct.std(correction=0)) / math.sqrt(max(len(labels) - 1, 1))
+    return Scores(
+        float(correct.mean()), error, float(F.cross_entropy(logits, labels)), calibration_error(logits.softmax(1), labels)
+    )
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their counts."""
+    confidence, correct, which = _binned(probabilities, labels, bins)
+    gap = torch.zeros(bins, dtype=confidence.dtype, device=confidence.device).index_add_(0, which, correct - confidence)
+    return float(gap.abs().sum() / len(labels))
+
+
+def _binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each sample the confidence, whether it is right (1) or wrong (0), and its bin."""
+    confidence, predicted = probabilities.max(-1)
+    correct = (predicted == labels.to(predicted.device)).to(confidence.dtype)
+    return confidence, correct, (confidence * bins).long().clamp_max(bins - 1)
+
+
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[dict[str, float | None]]:
+    """The bins of ``calibration_error``: bounds, count, mean confidence and accuracy (None where there is no sample)."""
+    confidence, correct, which = _binned(probabilities, labels, bins)
+    rows: list[dict[str, float | None]] = []
+    for index in range(bins):
+        inside = which == index
+        count = int(inside.sum())
+        mean = {"confidence": float(confidence[inside].mean()), "accuracy": float(correct[inside].mean())} if count else {}
+        rows.append(
+            {"from": index / bins, "to": (index + 1) / bins, "count": count, "confidence": None, "accuracy": None, **mean}
+        )
+    return rows

@@ -1,0 +1,183 @@
+"""The learned symmetry as numbers: for every layer and path its precision, effective parameters and share.
+
+The share of a path is the part of its layer's effective parameters that it holds, biases included: a free path whose own
+spatial bias is still in use breaks the symmetry, so it counts. It is not a number (NaN) for a path that is frozen, as a whole or in
+part, of which the evidence does not say all, and in a layer without effective parameters. Beside such a path a share is an upper bound.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from autosym.bayes.priors import Prior
+from autosym.curvature.owners import is_under
+from autosym.evidence.kernel import Kernel
+from autosym.evidence.laplace import Laplace
+from autosym.evidence.wording import WHOLE
+from autosym.linear.groups import keeps
+from autosym.nn import symmetrised
+from autosym.nn.layers import Relaxed
+from autosym.nn.symmetrised import Range
+from autosym.runtime.tables import table
+
+
+@dataclass(frozen=True)
+class PathShare:
+    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors, omega).
+
+    ``omega`` holds the inverse lengthscales of a sparse path: 0 is constant in space. A prior on omega makes a layer symmetric by omega,
+    not by its share: look at ``equivariance_error``.
+    """
+
+    layer: str
+    path: str
+    symmetric: bool
+    precision: dict[str, float]
+    parameters: int
+    effective_parameters: float
+    share: float
+    omega: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """Shares of every relaxed layer, in order, and the learned ranges of transformations (``averaging``); prints as a table."""
+
+    paths: tuple[PathShare, ...]
+    ranges: tuple[Range, ...] = ()
+    cautions: tuple[str, ...] = ()  # what must be known before they are relied on
+    simplified: bool = False  # whether paths without evidence were left out (``simplify``)
+
+    def __iter__(self) -> Iterator[PathShare]:
+        return iter(self.paths)
+
+    def free_share(self) -> dict[str, float]:
+        """By layer, the share of all its free paths together: 0 is strictly symmetric."""
+        return self._by_layer(self._breaking(None))
+
+    def broken_share(self, group: str) -> dict[str, float]:
+        """By layer, the share of all paths that are not equivariant to ``group``, that of a path ``gconv:GROUP``.
+
+        A convolution beside a group convolution breaks the group; one over a larger group keeps it, and so, it is taken, do symmetric paths
+        that are no convolutions.
+        """
+        return self._by_layer(self._breaking(group))
+
+    def network_share(self, group: str | None = None) -> float:
+        """The part of the effective parameters of all relaxed layers that free paths hold, or all that break ``group``.
+
+        NaN where a share is, or there is nothing to share.
+        """
+        if any(math.isnan(path.share) for path in self.paths):
+            return math.nan
+        whole = sum(path.effective_parameters for path in self.paths)
+        return sum(path.effective_parameters for path in self._breaking(group)) / whole if whole else math.nan
+
+    def broken(self) -> dict[str, float]:
+        """``network_share``: "free", and of each group that every layer has a path for. Empty where shares do not tell.
+
+        That is where one is not a number, and under a prior on omega, which makes paths symmetric whatever they hold.
+        """
+        if math.isnan(self.network_share()) or any(part.endswith("omega") for p in self.paths for part in p.precision):
+            return {}
+        layers = {path.layer for path in self.paths}
+        full = [g for g in self._groups() if {p.layer for p in self.paths if p.symmetric and keeps(p.path, g)} == layers]
+        return {"free": self.network_share(), **{group: self.network_share(group) for group in full}}
+
+    def optional(self) -> list[PathShare]:
+        """The paths that break a symmetry which another path of their layer keeps, as far as they have a share (``simplify``)."""
+
+        def breaks(path: PathShare, other: PathShare) -> bool:
+            group = other.path.removeprefix("gconv:")
+            kept = path.symmetric and (group == other.path or keeps(path.path, group))
+            return other.layer == path.layer and other.symmetric and not kept
+
+        return [path for path in self if not math.isnan(path.share) and any(breaks(path, other) for other in self)]
+
+    def _groups(self) -> list[str]:
+        return list(dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:")))
+
+    def _breaking(self, group: str | None) -> list[PathShare]:
+        if group is not None and group not in self._groups():
+            raise ValueError(f"no layer has a path for {group!r}; those there are: {', '.join(self._groups()) or 'none'}")
+        return [path for path in self.paths if not (path.symmetric and (group is None or keeps(path.path, group)))]
+
+    def _by_layer(self, some: Sequence[PathShare]) -> dict[str, float]:
+        shares = dict.fromkeys((path.layer for path in self.paths), 0.0)
+        for path in some:
+            shares[path.layer] += path.share
+        return shares
+
+    def as_dicts(self) -> list[dict]:
+        """Ready for JSON: a share that is not a number is None."""
+        return [asdict(path) | {"share": None if math.isnan(path.share) else path.share} for path in self.paths]
+
+    def __str__(self) -> str:
+        said = [f"averaged over {'; '.join(map(str, self.ranges))}"] if self.ranges else []
+        if self.paths or not said:
+            said.append(self._table())
+        return "\n".join([*said, *(f"Caution: {caution}" for caution in self.cautions)])
+
+    def _table(self) -> str:
+        if not self.paths:
+            return "no relaxed layer: make them by autosym.relax(model, example), or build a network by autosym.nets.build"
+        rows = [("layer", "path", "", "precision", "effective / all", "share")]
+        for p in self.paths:
+            precision = "  ".join(f"{name} {value:.3g}" for name, value in p.precision.items())
+            precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
+            count = f"{p.effective_parameters:.1f} / {p.parameters}"
+            rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
+        broken = [f"{share:.1%} {'free' if name == 'free' else f'break {name}'}" for name, share in self.broken().items()]
+        said = [f"of all effective parameters: {', '.join(broken)}"] if broken else []
+        if not self.simplified and self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:
+            said.append("what that is worth: autosym.simplify(fit, data)")
+        return "\n".join([table(rows, "<<<<>>"), *said])
+
+
+@dataclass(frozen=True)
+class Effective:
+    """Effective parameters by name of path, how many parameters of each the evidence covers, and how many the model has."""
+
+    gammas: Mapping[str, float]
+    covered: Mapping[str, float]
+    present: Mapping[str, int]
+
+    def share(self, layer: str, *stems: str) -> float:
+        """gamma of all under ``stems`` over that of their layer; NaN where the evidence does not cover all of them."""
+        total = _under(self.gammas, layer)
+        known = total > 0 and 0 < _under(self.covered, *stems) == _under(self.present, *stems)
+        return _under(self.gammas, *stems) / total if known else math.nan
+
+
+def _under(numbers: Mapping[str, float], *stems: str) -> float:
+    return sum(number for name, number in numbers.items() if any(is_under(name, stem) for stem in stems))
+
+
+def effective(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Effective:
+    """What the evidence determined of a model."""
+    gammas, sizes = (
+        dict(zip(laplace.names, t.tolist(), strict=True)) for t in (laplace.effective_parameters(prior), laplace.sizes)
+    )
+    return Effective(gammas, sizes, {name: parameter.numel() for name, parameter in model.named_parameters()})
+
+
+def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symmetry:
+    """The shares of every relaxed layer of ``model`` under ``prior``."""
+    found = effective(model, prior, laplace)
+    precision = prior.precision()
+    rows = []
+    for layer, module in model.named_modules():
+        if not isinstance(module, Relaxed):
+            continue
+        for path in module:
+            stem = f"{layer}.{path}".lstrip(".")
+            names = [name for name in found.gammas if is_under(name, stem)]
+            deltas = {name[len(stem) + 1 :].replace(".basis", "") or path: precision[name] for name in names}
+            omega = {
+                n.removesuffix(".basis.omega"): float(t) for n, t in module[path].state_dict().items() if n.endswith(".omega")
+            }
+            counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
+            rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
+    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), simplified=hasattr(model, "simplification"))

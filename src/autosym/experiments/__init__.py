@@ -1,1 +1,0 @@
-"""The experiments: the runs as data, the rows, nothing else."""

@@ -1,0 +1,85 @@
+"""Dense maps: every input to every output, on the mean over positions, and a constant."""
+
+import math
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from autosym.linear.path import Path
+
+
+class Dense(Path):
+    """Fully connected, y = W x (Eq. 1); K = 1. Axes between the batch and ``in_shape`` are shared positions (none: S = 1)."""
+
+    def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int]):
+        fan_in = math.prod(in_shape)
+        super().__init__(1, math.prod(out_shape), fan_in, bound=fan_in**-0.5)
+        self.in_shape, self.out_shape = tuple(in_shape), tuple(out_shape)
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, 1, self.weight.shape[2])
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h.reshape(*x.shape[: x.dim() - len(self.in_shape)], *self.out_shape)
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g.reshape(g.shape[0], -1, 1, self.weight.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.place(F.linear(x.flatten(x.dim() - len(self.in_shape)), self.weight[0]), x)
+
+
+class Pool(Path):
+    """Dense on the mean over positions, y = W mean_p x[c, p], of flattened maps (B, C P): invariant to translations; K = S = 1."""
+
+    def __init__(self, channels: int, positions: int, outputs: int):
+        super().__init__(1, outputs, channels, bound=channels**-0.5)
+        self.positions = positions
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, self.positions)).mean(-1)[:, None, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, 0, 0]
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g[:, None, None]
+
+
+class Bias(Path):
+    """One constant column, y = b broadcast from ``shape`` to ``out_shape``; K = in = 1.
+
+    By default S = 1 and ``place`` broadcasts, so the block is the exact GGN. With ``expand`` the broadcast positions are
+    shared instead (outer products are summed over them), as laplace-torch does: for comparison only.
+    """
+
+    def __init__(self, shape: Sequence[int], out_shape: Sequence[int] | None = None, expand: bool = False):
+        super().__init__(1, math.prod(shape), 1, bound=0.0)
+        self.shape, self.out_shape, self.expand = tuple(shape), tuple(out_shape or shape), expand
+        fits = len(self.shape) == len(self.out_shape) and all(
+            own in (1, full) for own, full in zip(self.shape, self.out_shape, strict=True)
+        )
+        if not fits:
+            raise ValueError(f"a bias of shape {self.shape} does not broadcast to {self.out_shape}")
+        # The output as (positions, own): the axes that are broadcast come first.
+        axes = range(1, len(self.shape) + 1)
+        self.order = sorted(axes, key=lambda axis: self.shape[axis - 1] == self.out_shape[axis - 1])
+        self.positions = math.prod(self.out_shape) // math.prod(self.shape) if expand else 1
+
+    def columns(self, x: Tensor) -> Tensor:
+        return x.new_ones(x.shape[0], self.positions, 1, 1)
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        if not self.expand:
+            return h.reshape(-1, *self.shape).expand(-1, *self.out_shape)
+        permuted = h.reshape(-1, *(self.out_shape[axis - 1] for axis in self.order))
+        return permuted.permute(0, *(self.order.index(axis) + 1 for axis in range(1, len(self.shape) + 1)))
+
+    def rows(self, g: Tensor) -> Tensor:
+        if not self.expand:
+            return g.sum_to_size(g.shape[0], *self.shape).reshape(g.shape[0], 1, 1, -1)
+        return g.permute(0, *self.order).reshape(g.shape[0], self.positions, 1, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.view(1, *self.shape).expand(x.shape[0], *self.out_shape)

@@ -1,0 +1,61 @@
+"""Group convolutions as paths: every turned copy of the filter is a shared position."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from autosym.linear.circular import circular_conv, patches, wrap
+from autosym.linear.groups import Group, grid_action
+from autosym.linear.path import Path
+
+
+class GroupConv(Path):
+    """Group convolution, y[c', g, p] = sum_{c,h,u} weight[c', c, h, u] x[c, g h, p + g u] (Cohen & Welling 2016).
+
+    Lifted features (C, |G|) are C |G| channels. Every turned copy of the filter is a shared position: S = |G| H W,
+    in = C |G| k^2. ``lift=True`` takes an image, without h. Circular padding; exactly equivariant if the group is exact.
+    """
+
+    turns: Tensor
+    products: Tensor
+
+    def __init__(self, group: Group, in_channels: int, out_channels: int, kernel_size: int = 3, lift: bool = False):
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size {kernel_size} is even: a filter must turn about its centre")
+        order = 1 if lift else len(group)
+        fan_in = in_channels * order * kernel_size**2
+        super().__init__(1, out_channels, fan_in, bound=math.sqrt(6 / fan_in))
+        self.group, self.lift, self.in_channels, self.kernel_size = group, lift, in_channels, kernel_size
+        with torch.device("cpu"):  # also where the path is only a definition, on the meta device
+            turns = torch.stack([grid_action(matrix, kernel_size, kernel_size) for matrix in group.matrices])
+            products = group.table if not lift else torch.zeros(len(group), 1, dtype=torch.long)
+        self.register_buffer("turns", turns, persistent=False)  # [g, v, u]: how g moves u to v
+        self.register_buffer("products", products, persistent=False)  # [g, h]: g h
+
+    def columns(self, x: Tensor) -> Tensor:
+        order, k = self.products.shape[1], self.kernel_size
+        self.group.check_size(x.shape[-2:])
+        seen = patches(wrap(x, (k, k)), (k, k)).permute(0, 1, 4, 5, 2, 3).reshape(len(x), self.in_channels, order, k * k, -1)
+        seen = torch.einsum("bcghvs,gvu->bgschu", seen[:, :, self.products], self.turns.to(x))
+        return seen.reshape(len(x), -1, 1, self.weight.shape[2])
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        lifted = h.reshape(len(h), len(self.group), *x.shape[-2:], -1)  # (B, g, H, W, C')
+        return lifted.permute(0, 4, 1, 2, 3).flatten(1, 2)
+
+    def rows(self, g: Tensor) -> Tensor:
+        lifted = g.unflatten(1, (-1, len(self.group)))
+        return lifted.permute(0, 2, 3, 4, 1).reshape(len(g), -1, 1, self.weight.shape[1])
+
+    def filters(self) -> Tensor:
+        """The turned filters as one convolution, (C' |G|, C |G|, k, k): F[g, m, v] = sum_u turns[g, v, u] w[g^-1 m, u]."""
+        order, k = self.products.shape[1], self.kernel_size
+        weight = self.weight.view(-1, self.in_channels, order, k * k)
+        turned = torch.einsum("achu,gvu->agchv", weight, self.turns.to(weight))
+        back = self.products.argsort(1)[None, :, None, :, None].expand(turned.shape)  # [g, m]: g^-1 m
+        return turned.gather(3, back).reshape(-1, self.in_channels * order, k, k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.group.check_size(x.shape[-2:])
+        return circular_conv(x, self.filters())

@@ -1,0 +1,50 @@
+"""Paths: every linear map with its own prior.
+
+Every path is one matrix, or K blocks of it, applied at S shared positions (the path law):
+
+    path(x) == place(einsum("bski,koi->bsko", columns(x), weight), x)     weight: (K, out, in)
+    <place(h, x), g> == <h, rows(g)>                                      rows is the adjoint of place
+
+``columns`` and ``rows`` are the definition, and all that curvature needs; ``forward`` is the fast form of the same map.
+(``place`` takes of ``x`` only its shape: the same convolution works on images of any size.)
+What counts as a shared position is part of the definition: it fixes the Kronecker approximation.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from autosym.linear.products import gram
+
+
+class Path(nn.Module):
+    """One linear map, ``weight`` of shape (K, out, in), under one prior."""
+
+    weight: nn.Parameter
+    start_size = 0.0  # of weights that were set to zero at the start: the root mean square they would have had
+
+    def __init__(self, blocks: int, rows: int, columns: int, bound: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, rows, columns).uniform_(-bound, bound))
+
+    def size(self) -> float:
+        """The size of the weights, in units of which relative steps are: their root mean square, or ``start_size``."""
+        return float(self.weight.detach().square().mean().sqrt()) or self.start_size
+
+    def columns(self, x: Tensor) -> Tensor:
+        """The inputs of the matrix, (B, S, K, in)."""
+        raise TypeError(f"{type(self).__name__} does not define columns")
+
+    def gram(self, x: Tensor) -> Tensor:
+        """sum over samples and positions of a a^T for the columns a of every block: (K, in, in)."""
+        return gram(self.columns(x))
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        """Arrange the matrix's outputs (B, S, K, out) as the output of the path."""
+        raise TypeError(f"{type(self).__name__} does not define place")
+
+    def rows(self, g: Tensor) -> Tensor:
+        """The adjoint of ``place``: a cotangent of the output, as (B, S, K, out)."""
+        raise TypeError(f"{type(self).__name__} does not define rows")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.place(torch.einsum("bski,koi->bsko", self.columns(x), self.weight), x)

@@ -1,0 +1,149 @@
+"""Relaxed layers: the mean of named paths, and downsampling that keeps equivariance.
+
+    y = 1/n sum_i path_i(x)          (Eq. 4, with a mean for the sum)
+
+Free paths emit the smaller map directly. Symmetric (convolutional) paths run at stride 1, and one polyphase grid of their
+sum is kept per sample: the one with the largest L2 norm. A choice per path would break equivariance as soon as two paths
+are convolutional, and a choice per batch would make a sample's output depend on its batchmates.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Dense
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import Group
+from autosym.linear.path import Path
+from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.runtime.graphs import beside
+
+
+class Affine(nn.Module):
+    """y = linear(x) + bias(x): two paths, two priors."""
+
+    def __init__(self, linear: Path, bias: Bias):
+        super().__init__()
+        self.linear = linear
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y + self.bias(x).reshape(y.shape)  # the bias of lifted features has the group as an axis of its own
+
+
+class Factored(nn.Module):
+    """F-FC, y = theta_1 (theta_2 x + b_2) + b_1 (Eq. 5): a fully connected layer factored between input and output."""
+
+    def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int]):
+        super().__init__()
+        self.theta_2 = FactoredIn(in_shape, out_shape[0])
+        self.b_2 = Bias((out_shape[0], 1), (out_shape[0], in_shape[0]))
+        self.theta_1 = FactoredOut(in_shape[0], out_shape)
+        self.b_1 = Bias((1, *out_shape[1:]), out_shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.theta_2(x) + self.b_2(x)
+        return self.theta_1(h) + self.b_1(h)
+
+
+class SparseFactored(nn.Module):
+    """S-FC, y = u_1 (u_2 x + b_2) (Eq. 7): F-FC on anchor points. At omega = 0 it is constant in space, hence equivariant."""
+
+    def __init__(
+        self, in_shape: Sequence[int], out_shape: Sequence[int], in_anchors: int, out_anchors: int, learn_omega: bool = False
+    ):
+        super().__init__()
+        self.u_2 = SparseIn(in_shape, out_shape[0], in_anchors, learn_omega)
+        self.b_2 = Bias((out_shape[0], 1), (out_shape[0], in_shape[0]))
+        self.u_1 = SparseOut(in_shape[0], out_shape, out_anchors, learn_omega)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.u_1(self.u_2(x) + self.b_2(x))
+
+
+def fc(in_shape: Sequence[int], out_shape: Sequence[int]) -> Affine:
+    """FC (Eq. 1) with one bias for every output."""
+    return Affine(Dense(in_shape, out_shape), Bias(out_shape))
+
+
+def conv(in_shape: Sequence[int], out_shape: Sequence[int], kernel_size: int = 3) -> Affine:
+    """CONV (Eq. 3) at stride 1 with circular padding and one bias for every channel: strictly equivariant."""
+    full = (out_shape[0], *in_shape[1:])
+    return Affine(Conv(in_shape[0], out_shape[0], kernel_size), Bias((out_shape[0], 1, 1), full))
+
+
+def s_conv(
+    in_shape: Sequence[int], out_shape: Sequence[int], anchors: int, learn_omega: bool = False, kernel_size: int = 3
+) -> Affine:
+    """S-CONV (Eq. 6): a convolution whose filters are sums of ``anchors`` basis functions."""
+    full = (out_shape[0], *in_shape[1:])
+    linear = SparseConv(in_shape[0], out_shape[0], kernel_size, anchors, learn_omega)
+    return Affine(linear, Bias((out_shape[0], 1, 1), full))
+
+
+def gconv(in_shape: Sequence[int], out_shape: Sequence[int], group: Group, lift: bool, kernel_size: int = 3) -> Affine:
+    """GCONV: a convolution over translations and ``group``, with one bias for every field of |G| channels."""
+    fields = out_shape[0] // len(group)
+    channels = in_shape[0] if lift else in_shape[0] // len(group)
+    bias = Bias((fields, 1, 1, 1), (fields, len(group), *in_shape[1:]))
+    return Affine(GroupConv(group, channels, fields, kernel_size, lift), bias)
+
+
+class Relaxed(nn.ModuleDict):
+    """The mean of named paths; ``symmetric`` ones emit the full map and are downsampled together, by one polyphase choice."""
+
+    def __init__(
+        self,
+        symmetric: Mapping[str, nn.Module],
+        free: Mapping[str, nn.Module],
+        stride: int = 1,
+        lifted: Group | None = None,
+    ):
+        super().__init__({**symmetric, **free})
+        if len(self) != len(symmetric) + len(free) or not self:
+            raise ValueError("a relaxed layer needs at least one path, and a different name for each")
+        self.symmetric, self.free, self.stride = tuple(symmetric), tuple(free), stride
+        self.lifted = lifted  # the group whose fields the output's channels are, if of any
+
+    def forward(self, x: Tensor) -> Tensor:
+        free = beside(lambda: [self[name](x) for name in self.free], x)
+        outputs = []
+        if self.symmetric:
+            total = sum(self[name](x) for name in self.symmetric)
+            outputs.append(polyphase(total, self.stride))
+        outputs += free()
+        return sum(outputs[1:], outputs[0]) / len(self)
+
+    def extra_repr(self) -> str:
+        return f"symmetric={self.symmetric}, free={self.free}, stride={self.stride}"
+
+
+def polyphase(y: Tensor, stride: int) -> Tensor:
+    """Keep, for every sample, the polyphase grid of (B, ..., H, W) with the largest L2 norm: (B, ..., H/stride, W/stride).
+
+    A circular shift of the input permutes the grids, so the choice moves with it (Chaman & Dokmanic 2021).
+    """
+    if stride == 1:
+        return y
+    height, width = y.shape[-2:]
+    if height % stride or width % stride:
+        raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
+    maps = y.reshape(len(y), -1, height, width)
+    norms = torch.linalg.vector_norm(maps.detach(), dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
+    chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): of the stride^2 grids
+    traced = torch.compiler.is_compiling()  # by torch.export, say: a tensor of the trace must not outlive it in the cache
+    positions = (_grids.__wrapped__ if traced else _grids)(height, width, stride, y.device)[chosen]
+    kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
+    return kept.reshape(*y.shape[:-2], height // stride, width // stride)
+
+
+@cache
+def _grids(height: int, width: int, stride: int, device: torch.device) -> Tensor:
+    """The positions of each polyphase grid in a flat map: (stride^2, H W / stride^2)."""
+    flat = torch.arange(height * width).reshape(height // stride, stride, width // stride, stride)
+    return flat.permute(1, 3, 0, 2).reshape(stride**2, -1).to(device)

@@ -1,0 +1,156 @@
+"""The architectures of the experiments (App. F): relaxed blocks with ReLU, global pooling, a two-layer head.
+
+Eight blocks of width a, 2a, 2a, 4a, 4a, 8a, 8a, 16a and strides 1, 2, 1, 2, 1, 2, 2, 2, then Linear(16a, 64a), ReLU,
+Linear(64a, K). The last map of a 32x32 image is 1x1; of larger images it is averaged, which keeps translation invariance.
+
+With a group convolution every map is lifted: ``width`` counts fields of |G| channels, other paths see the group as channels, and the
+head sees the mean over the group, which keeps invariance to it. The network of Table 3, "f-fc+conv+gconv:c4" of width 2, then has
+1,083,907 parameters on MNIST and 1,116,855 on CIFAR-10; the paper says 1.2 M, without enough detail to tell where the rest is.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from autosym.linear.dense import Bias, Dense
+from autosym.linear.groups import GROUPS, Group
+from autosym.nn import layers
+from autosym.nn.layers import Affine, Relaxed
+
+SYMMETRIC = ("conv", "s-conv")
+FREE = ("fc", "f-fc", "s-fc")
+NAMES = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s-conv", "gconv:c4", "f-fc+conv+gconv:c4")
+
+
+class Net(nn.Module):
+    """Blocks of relaxed layers with ReLU, the mean over positions and group, and a head of two dense layers; returns logits."""
+
+    def __init__(
+        self, blocks: Sequence[Relaxed], in_shape: tuple[int, ...], fields: int, order: int, hidden: int, classes: int
+    ):
+        super().__init__()
+        self.in_shape, self.order = in_shape, order
+        self.blocks = nn.ModuleList(blocks)
+        self.hidden = Affine(Dense((fields,), (hidden,)), Bias((hidden,)))
+        self.output = Affine(Dense((hidden,), (classes,)), Bias((classes,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1:] != self.in_shape:
+            raise ValueError(f"this network was built for inputs {('B', *self.in_shape)}, got {tuple(x.shape)}")
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        pooled = x.mean((-2, -1)).unflatten(1, (-1, self.order)).mean(-1)
+        return self.output(torch.relu(self.hidden(pooled)))
+
+
+def build(
+    name: str,
+    in_shape: Sequence[int],
+    classes: int,
+    width: int = 10,
+    channels: Sequence[int] = (1, 2, 2, 4, 4, 8, 8, 16),
+    strides: Sequence[int] = (1, 2, 1, 2, 1, 2, 2, 2),
+    hidden: int = 64,
+    prior: Literal["u", "omega"] = "u",
+    filter_anchors: int = 7,
+    grid_anchors: float = 0.5,
+    start: float = 0.3,
+) -> Net:
+    """A network whose every block has the paths that ``name`` lists, e.g. ``"f-fc+conv"`` or ``"f-fc+conv+gconv:c4"``.
+
+    ``channels`` and ``hidden`` are in multiples of ``width``; ``in_shape`` is (channels, height, width). Sparse paths have
+    ``filter_anchors`` anchors for a filter and ``grid_anchors`` times the positions of a map; with ``prior="omega"`` their
+    inverse lengthscales are parameters with a prior too (Sec. 3.2).
+
+    Where the paths of a layer keep different symmetries, the initial weights of all but those that keep the most (of a group, then
+    translations) are multiplied by ``start``. Adam's rates in ``fit`` are relative to the weights' initial sizes, so that these paths
+    also move slower, but for their biases. Why: docs/schedule.md.
+    """
+    paths = name.split("+")
+    groups = _groups(name, paths)
+    order = max((len(group) for group in groups.values()), default=1)
+    symmetries = {path: 0 if path in FREE else len(groups[path]) if path in groups else 1 for path in paths}
+    starts = {path: 1.0 if kept == max(symmetries.values()) else start for path, kept in symmetries.items()}
+    _check_sizes(in_shape, channels, strides, groups)
+    if not 0 < start < math.inf:
+        raise ValueError(f"start must be positive and finite, got {start}")
+    # the mean of outputs of equal variance, so weighted, has the variance of one
+    gain = len(paths) / math.hypot(*starts.values())
+    blocks = []
+    shape = tuple(in_shape)
+    for index, (multiple, stride) in enumerate(zip(channels, strides, strict=True)):
+        out_shape = (width * multiple * order, shape[1] // stride, shape[2] // stride)
+        made: dict[str, nn.Module] = {}
+        for path in paths:
+            if path in groups:
+                made[path] = layers.gconv(shape, out_shape, groups[path], lift=index == 0)
+            else:
+                made[path] = _path(path, shape, out_shape, prior == "omega", filter_anchors, grid_anchors)
+        symmetric = {path: module for path, module in made.items() if path not in FREE}
+        free = {path: module for path, module in made.items() if path in FREE}
+        layer = Relaxed(symmetric, free, stride, lifted=next((g for g in groups.values() if len(g) == order), None))
+        blocks.append(scaled(layer, {path: gain * factor for path, factor in starts.items()}))
+        shape = out_shape
+    return Net(blocks, tuple(in_shape), shape[0] // order, order, width * hidden, classes)
+
+
+def _path(
+    name: str, shape: Sequence[int], out_shape: Sequence[int], learn_omega: bool, filter_anchors: int, grid_anchors: float
+) -> nn.Module:
+    if name == "fc":
+        return layers.fc(shape, out_shape)
+    if name == "conv":
+        return layers.conv(shape, out_shape)
+    if name == "f-fc":
+        return layers.Factored(shape, out_shape)
+    if name == "s-conv":
+        return layers.s_conv(shape, out_shape, filter_anchors, learn_omega)
+    in_anchors, out_anchors = (max(1, int(grid_anchors * math.prod(s[1:]))) for s in (shape, out_shape))
+    return layers.SparseFactored(shape, out_shape, in_anchors, out_anchors, learn_omega)
+
+
+def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
+    """The group of every group convolution among the paths; refuses what is unknown."""
+    groups = {path: GROUPS[path.removeprefix("gconv:")] for path in paths if path.removeprefix("gconv:") in GROUPS}
+    unknown = [path for path in paths if path not in (*SYMMETRIC, *FREE) and not (path in groups and path.startswith("gconv:"))]
+    if unknown or len(set(paths)) != len(paths):
+        raise ValueError(
+            f"unknown network {name!r}: join different paths of {', '.join((*FREE, *SYMMETRIC))} and gconv:GROUP by '+', with "
+            f"GROUP one of {', '.join(GROUPS)}"
+        )
+    largest = max(groups.values(), key=len, default=None)
+    apart = [path for path, group in groups.items() if largest is not None and not largest.nests(group)]
+    if apart:
+        raise ValueError(
+            f"{', '.join(apart)} does not act on the lifted maps of {name!r} as on its own, so the network would have neither symmetry: "
+            "c4 within d4 does; else use one group"
+        )
+    return groups
+
+
+def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequence[int], groups: dict[str, Group]) -> None:
+    if len(in_shape) != 3:
+        raise ValueError(f"in_shape must be (channels, height, width), got {tuple(in_shape)}")
+    if len(channels) != len(strides):
+        raise ValueError(f"{len(channels)} channels and {len(strides)} strides: one of each per block")
+    total = math.prod(strides)
+    for side, size in zip(("height", "width"), in_shape[1:], strict=True):
+        if size % total:
+            raise ValueError(
+                f"{side} {size} is not divisible by the product of strides {total}: an odd map has no polyphase grids "
+                f"of equal size; pad or resize the images to a multiple of {total}, or pass other strides"
+            )
+    for group in groups.values():
+        group.check_size(in_shape[1:])
+
+
+@torch.no_grad()
+def scaled(layer: Relaxed, factors: Mapping[str, float]) -> Relaxed:
+    """The layer, with the outputs of each path (less its biases) multiplied by its factor."""
+    for name, path in layer.items():
+        last = next(module for part, module in path.named_children() if part in ("linear", "theta_1", "u_1"))
+        last.get_parameter("weight").mul_(factors[name])
+    return layer

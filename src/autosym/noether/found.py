@@ -1,0 +1,147 @@
+"""What was found, as a record: quantities in symbols, their names, singular values, drift, and the evidence for each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autosym.evidence import wording
+from autosym.noether.conserved import Quadratic
+from autosym.noether.known import Known, unit
+
+STANDS_OUT = 0.2  # of the largest singular value: below it a direction is what is left of the start
+DRIFTS = 0.25  # a quantity that changes by more than this part of what any would is not conserved, whatever its evidence
+SAME = 0.95  # the cosine from which on a quantity is called by a known one's name
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """C(x) = 1/2 x^T A x + b^T x, in the units of the data."""
+
+    text: str
+    A: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
+    name: str | None  # of the known quantity it is nearest to, where the cosine of their angle is SAME or more
+    angle: float  # to the nearest known one, in degrees
+    drift: (
+        float  # along held-out trajectories: the change of C in units of what a move of that size in any direction would make
+    )
+    nats: float  # the log evidence that is lost without it
+    along: tuple[tuple[float, ...], ...] = ()  # its change, in the units of ``drift``, along some of those trajectories
+
+    def __str__(self) -> str:
+        called = (
+            f"{self.name}, at {self.angle:.1f} degrees" if self.name else f"no known one (nearest at {self.angle:.0f} degrees)"
+        )
+        return f"{self.text}\n      {called}; drift {self.drift:.1%}; {self.nats:+.1f} nats of evidence for it"
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The conserved quantities that the evidence asked for.
+
+    A direction counts as a symmetry if its singular value in the stack of generators is at least STANDS_OUT of the largest, if its drift
+    along held-out trajectories is at most DRIFTS, and if the model has more evidence than the one without any symmetry, also without the
+    directions that drift.
+    """
+
+    quantities: tuple[Quantity, ...]
+    drifting: tuple[Quantity, ...]  # that stand out, but are not conserved, or have evidence only beside such
+    singular_values: tuple[float, ...]
+    directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
+    log_evidence: float  # of the velocities, in nats, exact
+    log_evidence_without: float  # of the same model without any symmetry
+    starts: tuple[float, ...]  # log evidence that each start reached; the best is kept
+    residual: float  # what is left of the change of F under its flows after averaging: 0 is invariant
+    points: int
+    scale: float  # of the data: the root mean square of all coordinates
+
+    @property
+    def symmetries(self) -> int:
+        return len(self.quantities)
+
+    def generators(self) -> list[list[list[float]]]:
+        """G = [[J A, J b], [0, 0]] of each quantity, in the units of the data."""
+        made = (Quadratic.of(torch.tensor([q.A]), torch.tensor([q.b])) for q in self.quantities)
+        return [quantity.generators()[0].tolist() for quantity in made]
+
+    def parallelness(self, truth: tuple[Known, ...]) -> list[float]:
+        """The norm of each leading singular vector's projection on the span of the true quantities: 1 is within it."""
+        basis = torch.linalg.qr(torch.stack([known.vector(self.scale) for known in truth]).mT)[0]
+        return (self.directions[: max(1, self.symmetries)] @ basis).norm(dim=1).tolist()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON; ``parallelness`` is there the cosine of each quantity with the nearest known one."""
+        return {
+            "symmetries": self.symmetries,
+            "quantities": [vars(q) for q in self.quantities],
+            "drifting": [vars(q) for q in self.drifting],
+            "parallelness": [float(np.cos(np.deg2rad(q.angle))) for q in self.quantities],
+            "singular_values": list(self.singular_values),
+            "generators": self.generators(),
+            "log_evidence": self.log_evidence,
+            "log_evidence_without": self.log_evidence_without,
+            "starts": list(self.starts),
+            "residual": self.residual,
+            "points": self.points,
+        }
+
+    def __str__(self) -> str:
+        count = self.symmetries
+        gain = self.log_evidence - self.log_evidence_without
+        lines = [f"You have {count or 'no'} symmetr{'y' if count == 1 else 'ies'} of degree two at most."]
+        lines += [f"C{i + 1} = {q}" for i, q in enumerate(self.quantities)]
+        if self.drifting:
+            worst = max(q.drift for q in self.drifting)
+            lines.append(
+                f"Not counted: {len(self.drifting)} that stand out but {wording.APPROXIMATE} (drift up to {worst:.0%})."
+            )
+        lines.append("Singular values: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
+        lines.append(
+            f"Log evidence {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry; "
+            f"the averaged Hamiltonian still changes under its flows by {self.residual:.1%} of what it did."
+        )
+        return "\n".join(lines)
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the singular values, and the generator of every quantity."""
+        from matplotlib.figure import Figure
+
+        generators = self.generators()
+        figure = Figure(figsize=(3.2 * (1 + max(1, len(generators))), 3.2), layout="constrained")
+        axes = figure.subplots(1, 1 + len(generators), squeeze=False)[0]
+        heights, count = self.singular_values, self.symmetries + len(self.drifting)
+        axes[0].bar(range(1, len(heights) + 1), heights, color=["C0" if i < count else "0.75" for i in range(len(heights))])
+        axes[0].axhline(STANDS_OUT * max(heights), color="0.4", linestyle=":", linewidth=1)
+        axes[0].set(title=f"{count} of {len(heights)} stand out", xlabel="generator", ylabel="singular value")
+        for axis, matrix, quantity in zip(axes[1:], generators, self.quantities, strict=True):
+            bound = float(np.abs(matrix).max()) or 1.0
+            axis.imshow(matrix, cmap="RdBu", vmin=-bound, vmax=bound)
+            axis.set(title=quantity.name or "unnamed", xticks=[], yticks=[])
+        return figure
+
+
+def count_directions(singular_values: Tensor, gain: float) -> int:
+    """How many stand out, if all together have evidence for them."""
+    return int((singular_values >= STANDS_OUT * singular_values.max()).sum()) if gain > 0 else 0
+
+
+def readable(span: Tensor, known: list[Known], scale: float) -> Tensor:
+    """Another basis (n, D) of the span of n orthonormal rows, of unit vectors: the projections of known quantities where they lie in it.
+
+    The singular vectors of equal singular values are any rotation of each other; in this basis they can be read and named.
+    """
+    chosen: list[Tensor] = []
+    rest = span
+    for one in known:
+        v = one.vector(scale)
+        if len(rest) and (span @ v).norm() >= SAME and (rest @ v).norm() >= 0.5:
+            chosen.append(unit(span.mT @ (span @ v)))
+            inside = unit(rest @ v)
+            rest = (
+                torch.linalg.svd(torch.eye(len(rest), dtype=rest.dtype) - torch.outer(inside, inside))[0][:, : len(rest) - 1].mT
+                @ rest
+            )
+    return torch.stack([*chosen, *rest]) if len(span) else span

@@ -1,0 +1,1 @@
+"""The published experiments: datasets, runs as data, tables."""

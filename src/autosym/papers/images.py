@@ -1,0 +1,289 @@
+"""What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autosym.nn import nets
+from autosym.papers import datasets
+from autosym.papers.measuring import METHODS, train_and_measure, write
+from autosym.report import run_files
+from autosym.report.drawing import draw_precisions, draw_shares, print_table
+from autosym.runtime import processes
+from autosym.training.schedule import Schedule
+
+Pair = tuple[Tensor, Tensor]
+RESULTS = Path("results")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell of a table: a network on a dataset variant, by MAP or evidence. Width, batch and priors are the paper's."""
+
+    table: str
+    task: str
+    model: str
+    method: str = "evidence"
+    prior: str = "theta"
+    seed: int = 0
+    epochs: int = 100
+    lr: float = 0.05
+    trust: float = 2.0
+    every: int | None = None
+    batch_size: int = 128
+    width: int = 10
+    samples: int | None = None  # of the training set; all by default
+    start: float = 1.0  # as in ``nets.build``; that of Tables 1 and 2, whose paths start alike
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        model = [] if self.table == "table3" else [self.model]  # of which it has one,
+        task = [] if self.table == "table2" else [self.task]  # and this one one of these
+        prior = [] if self.prior == "theta" else [self.prior]
+        return "/".join([self.table, *task, *model, *prior, self.method])
+
+    @property
+    def file(self) -> Path:
+        """Where its result is kept, without suffix: letters, digits, '.', '_' and '-' only."""
+        part = "" if self.samples is None else f"-samples{self.samples}"
+        stem = f"{self.name.removeprefix(self.table + '/')}{part}-seed{self.seed}"
+        return Path(self.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
+
+
+def tensors(run: Run, folder: Path | None) -> tuple[Pair, Pair, int]:
+    """Training and test pairs, normalised, and the number of classes; each part is transformed by draws of its own."""
+    return DATASETS[run.task](folder, 2 * run.seed)
+
+
+def _quadrants(folder: Path | None, seed: int, with_quadrant: bool) -> tuple[Pair, Pair, int]:
+    parts = []
+    for part, (images, labels) in enumerate(datasets.mnist(folder)):
+        x, quadrant = datasets.quadrants(datasets.as_floats(images), seed + part)
+        parts.append((datasets.normalised(x, *datasets.MNIST), labels + (10 * quadrant if with_quadrant else 0)))
+    return parts[0], parts[1], 40 if with_quadrant else 10
+
+
+def _mnist(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+    parts = []
+    for part, (images, labels) in enumerate(datasets.mnist(folder)):
+        x = datasets.resized(datasets.as_floats(images))
+        parts.append((datasets.normalised(_changed(x, seed + part, change), *datasets.MNIST), labels))
+    return parts[0], parts[1], 10
+
+
+def _cifar10(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+    parts = []
+    for part, (images, labels) in enumerate(datasets.cifar10(folder)):
+        x = _changed(datasets.as_floats(images), seed + part, change)
+        parts.append((datasets.normalised(x, *datasets.CIFAR10), labels))
+    return parts[0], parts[1], 10
+
+
+def _changed(x: Tensor, seed: int, change: str | None) -> Tensor:
+    changes = {None: lambda x, _: x, "rotated": datasets.rotated, "translated": datasets.translated, "scaled": datasets.scaled}
+    return changes[change](x, seed)
+
+
+DATASETS = {
+    "digit": partial(_quadrants, with_quadrant=False),
+    "digit+quadrant": partial(_quadrants, with_quadrant=True),
+    "mnist": partial(_mnist, change=None),
+    "translated-mnist": partial(_mnist, change="translated"),
+    "rotated-mnist": partial(_mnist, change="rotated"),
+    "cifar-10": partial(_cifar10, change=None),
+    "rotated-cifar-10": partial(_cifar10, change="rotated"),
+}
+
+
+def execute(
+    run: Run,
+    progress: bool = False,
+    out: Path | None = None,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    results: Path = RESULTS,
+) -> dict[str, Any]:
+    """Train and measure one cell, on a GPU where there is one; keep its result and the labels it predicts in ``results``."""
+    train, test, classes = tensors(run, data_dir)
+    if run.samples is not None:
+        train = train[0][: run.samples], train[1][: run.samples]
+    build = partial(
+        nets.build,
+        run.model,
+        train[0].shape[1:],
+        classes,
+        run.width,
+        prior="omega" if run.prior == "omega" else "u",
+        start=run.start,
+    )
+    schedule = Schedule(
+        epochs=run.epochs, batch_size=run.batch_size, lr=run.lr, trust=run.trust, every=run.every, step=METHODS[run.method]
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    augment = datasets.flip_and_crop if "cifar" in run.task else None
+    result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device, augment)
+    keep(result, results / run.file)
+    return result
+
+
+def keep(result: dict[str, Any], file: Path) -> None:
+    """Write a result to ``file``.json, and the labels it predicts, which it then no longer holds, to ``file``.npy.
+
+    A shorter run does not replace the result of a longer one: a trial would cost hours.
+    """
+    predicted = [result.pop(key) for key in ("correct", "predicted")][1]
+    kept = file.with_name(f"{file.name}.json")
+    if not processes.first():
+        return
+    if kept.exists() and run_files.read(kept)["config"]["epochs"] > result["config"]["epochs"]:
+        warnings.warn(f"{kept} is of a longer run, and is not replaced: this result is in the folder of its run", stacklevel=2)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{file.name}.tmp")
+    with open(temporary, "wb") as opened:
+        np.save(opened, np.asarray(predicted, dtype=np.uint8))
+    temporary.replace(file.with_name(f"{file.name}.npy"))
+    write(result, file.with_name(f"{file.name}.json"))
+
+
+def rows(
+    table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, Any]], results: Path = RESULTS
+) -> list[dict[str, Any]]:
+    """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none.
+
+    Parameters, epochs and device are those of the first seed.
+    """
+    found = stored(table, results, Run)
+    return [
+        _row(run, found.get(name, []), paper.get((run.task, run.model, run.prior, run.method), {}))
+        for name, run in runs.items()
+    ]
+
+
+def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, list[dict[str, Any]]]:
+    """The results of a table by name of run, of which ``kind`` is the class, in the order of their seeds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted((results / table).glob("*.json")):
+        result = run_files.read(path)
+        with run_files.of_this_version(path):
+            if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
+                found.setdefault(kind(**result["config"]).name, []).append(result)
+    return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
+
+
+def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESULTS) -> None:
+    """The symmetry that every network with a choice learned by evidence (first seed): shares and precisions by layer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = stored(table, results, Run)
+    first = [found[name][0] for name, run in runs.items() if name in found and run.method == "evidence"]
+    learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
+    if not learned:
+        raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
+    bands = math.ceil(len(learned) / 3)  # of two or three networks beside each other, so that a page shows them
+    columns = math.ceil(len(learned) / bands)
+    size = (6 * columns, 7.5 * bands)
+    figure, axes = plt.subplots(2 * bands, columns, figsize=size, layout="constrained", squeeze=False)
+    pairs = [axes[2 * band : 2 * band + 2, column] for band in range(bands) for column in range(columns)]
+    for axis in (axis for pair in pairs[len(learned) :] for axis in pair):
+        axis.axis("off")
+    for (above, below), result in zip(pairs, learned, strict=False):
+        run, accuracy = result["config"], result["row"]["accuracy"]
+        prior = {"theta": "", "u": ", prior on u", "omega": ", prior on omega"}[run["prior"]]
+        title = f"{run['task'].replace('+', ' and ')}: {run['model']}{prior}, {accuracy:.1f} %"
+        draw_shares(above, result["symmetry"], title)
+        draw_precisions(below, result["symmetry"], "")
+    legend = {label: bar for axis in axes[::2].flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(legend.values(), legend, loc="outside lower center", ncols=4, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _row(run: Run, results: Sequence[dict], paper: Mapping[str, Any]) -> dict[str, Any]:
+    cells = [result["row"] for result in results]
+    mean = {
+        key: statistics.fmean(cell[key] for cell in cells) if cells else None
+        for key in ("accuracy", "nll", "evidence", "seconds")
+    }
+    accuracies = [cell["accuracy"] for cell in cells]
+    return {
+        "name": run.name,
+        "task": run.task,
+        "dataset": run.task,
+        "model": run.model,
+        "prior": run.prior,
+        "method": run.method,
+        **mean,
+        "spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        "seeds": [result["config"]["seed"] for result in results],
+        "parameters": cells[0]["parameters"] if cells else None,
+        "epochs": results[0]["config"]["epochs"] if results else None,
+        "device": results[0]["provenance"]["device"] if results else None,
+        "shares": mean_shares([path for result in results for path in result["symmetry"]]) if results else None,
+        **{f"paper_{key}": paper.get(key) for key in ("accuracy", "nll", "evidence", "shares")},
+    }
+
+
+def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
+    """Ours beside the paper's; a cell that was not run is a dash."""
+
+    def cell(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    def percent(shares: Mapping[str, float] | None, path: str) -> float | None:
+        return None if shares is None else 100 * shares[path]
+
+    shown = []
+    for row in found:
+        spread = "" if row["spread"] is None else f" ± {row['spread']:.2f}"
+        shown.append(
+            {
+                "data": row["task"],
+                "model": row["model"],
+                "prior": row["prior"],
+                "by": row["method"],
+                "accuracy (%)": cell(row["accuracy"], 2) + spread,
+                "paper": cell(row["paper_accuracy"], 2),
+                "NLL": cell(row["nll"], 3),
+                "paper ": cell(row["paper_nll"], 3),
+                "evidence/N": cell(row["evidence"], 3),
+                "paper  ": cell(row["paper_evidence"], 3),
+                "epochs": cell(row["epochs"], 0),
+                "seconds": cell(row["seconds"], 0),
+            }
+        )
+    wanted = [c for c in shown[0] if not c.startswith("paper ") or any(row[c] != "-" for row in shown)]
+    wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
+    lines = [[row[c] for c in wanted] for row in shown]
+    print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
+    chosen = [row for row in found if row["paper_shares"]]
+    if chosen:
+        paths = list(chosen[0]["paper_shares"])
+        lines = [
+            [row["task"], *(cell(percent(row[key], p), 0) for p in paths for key in ("shares", "paper_shares"))]
+            for row in chosen
+        ]
+        title = "Learned by evidence: share of each path in the effective parameters of a layer, mean over layers (%)"
+        print_table(title, ["data", *(column for p in paths for column in (p, "paper"))], lines)
+
+
+def mean_shares(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The share of each path, averaged over layers (of all networks, where there are several)."""
+    shares: dict[str, list[float]] = {}
+    for path in symmetry:
+        shares.setdefault(path["path"], []).append(path["share"] or 0.0)
+    return {path: statistics.fmean(values) for path, values in shares.items()}

@@ -1,0 +1,1 @@
+"""What was learned in words and pictures, as one HTML file."""

@@ -1,0 +1,332 @@
+"""What a report says of a fit, as one plain dictionary that is strict JSON.
+
+Pages and pictures are made from it alone, so that a report can be made anew, or elsewhere, without the model.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autosym.answer.comparison import Comparison, judged, probabilities
+from autosym.answer.equivariance import equivariance_error
+from autosym.bayes.likelihoods import Categorical, Gaussian
+from autosym.curvature import passes
+from autosym.curvature.passes import alike
+from autosym.evidence.predictive import reliability, scores
+from autosym.evidence.record import Evidence
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Dense
+from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS, Group
+from autosym.linear.path import Path
+from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.nn.layers import Relaxed
+from autosym.nn.symmetrised import Symmetrised, described
+from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.provenance import provenance
+from autosym.training.fitted import Fit
+from autosym.training.schedule import Schedule
+
+GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
+PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side
+LINES = 120  # of a history
+Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
+BORDERS, INTERPOLATION = "borders and strides", "interpolation"
+UNCHECKED = "it was given as a number, so it is not known to be of the same data"
+BANK = 7  # places in the range of a transformation at which a filter is shown
+
+
+@torch.no_grad()
+def contents(
+    fit: Fit,
+    data: Data | None = None,
+    *,
+    compare: Alternatives | None = None,
+    groups: Sequence[str | Group] = GROUPS_SHOWN,
+    title: str = "A fit by autosym",
+    measured_on: str = "",
+) -> dict[str, Any]:
+    """Everything a report says of ``fit``.
+
+    On ``data``, labelled samples that are best held out, equivariance under ``groups`` and calibration are measured; without them
+    the report says that they were not. ``measured_on`` says what they are, "training" or "held out"; by default training data are
+    known by their sums, and any others are called "given". ``compare`` is the evidence of alternatives on the same training data: what
+    ``autosym.compare`` returns, or fits, evidences or nats by name.
+    """
+    if hasattr(data, "__next__"):
+        raise ValueError(
+            "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
+        )
+    gammas = fit.estimate.effective_parameters(fit.prior)
+    record, symmetry = fit.evidence, fit.symmetry()
+    found = {
+        "title": title,
+        "likelihood": fit.likelihood.name,
+        "samples": record.samples,
+        "outputs": fit.estimate.outputs,
+        "fingerprint": _as_list(fit.estimate.fingerprint),
+        "parameters": sum(p.numel() for p in fit.model.parameters()),
+        "effective_parameters": float(gammas.sum()),
+        "evidence": {
+            "log_evidence": float(record.log_evidence),
+            "log_likelihood": float(record.log_likelihood),
+            "log_prior": float(record.log_prior),
+            "complexity": float(record.complexity),
+            "occam": float(record.occam),
+            "bound_of": record.bound_of,
+        },
+        "symmetry": symmetry.as_dicts(),
+        "broken": symmetry.broken(),
+        "ranges": described(fit.model),
+        "banks": banks(fit.model),
+        "approximate": approximate(fit.model),
+        "history": thinned(fit.history),
+        "filters": filters(fit.model),
+        "compare": None if compare is None else alternatives(compare, title, fit),
+        "schedule": settings(fit.schedule),
+        "config": {"seed": fit.seed, "nu": repr(fit.prior.nu)},
+        "command": _call(fit),
+        "provenance": provenance(_device(fit.model)),
+    }
+    if isinstance(fit.likelihood, Gaussian):
+        found["sigma_noise"] = math.exp(float(fit.likelihood.log_variance) / 2)
+    if data is not None:
+        found |= {**measured(fit, data, groups), "measured_on": measured_on or _kind(fit, data)}
+    return finite(found)
+
+
+def _as_list(fingerprint: Tensor | None) -> list[float] | None:
+    return None if fingerprint is None else fingerprint.tolist()
+
+
+def _kind(fit: Fit, data: Data) -> str:
+    """Whether these are the training data."""
+    sums = [passes.fingerprint(*to_model(x, y, fit.model, "the report's data")).cpu() for x, y in batches(data, 1000)]
+    own = fit.estimate.fingerprint
+    return "training" if sums and own is not None and alike(torch.stack(sums).sum(0), own) else "given"
+
+
+def settings(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as JSON takes it: what may be infinite is written out."""
+    return asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)}
+
+
+def approximate(model: nn.Module) -> dict[str, list[str]]:
+    """Of relaxed layers whose symmetric paths are equivariant only up to something, to what: borders and strides, interpolation."""
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        paths = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
+        limits = {BORDERS: any(isinstance(part, Conv) and not part.is_equivariant for part in paths)}
+        limits[INTERPOLATION] = any(isinstance(part, GroupConv) and not part.group.exact for part in paths)
+        if any(limits.values()):
+            found[name] = [limit for limit, holds in limits.items() if holds]
+    return found
+
+
+def _call(fit: Fit) -> str:
+    """The call that repeats it: whatever is not as it is by default."""
+    changed = {f.name: getattr(fit.schedule, f.name) for f in fields(Schedule) if getattr(fit.schedule, f.name) != f.default}
+    changed |= {"nu": fit.prior.nu} if math.isfinite(fit.prior.nu) else {}
+    changed["seed"] = fit.seed
+    options = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+    others = "  # with the same model, data, prior_precision, augment and evidence_data"
+    return f"autosym.fit(model, data, {fit.likelihood.name!r}, {options}){others}"
+
+
+def _device(model: nn.Module) -> str:
+    return str(next((p.device for p in model.parameters()), "cpu"))
+
+
+# ---- what was measured on data
+
+
+def measured(fit: Fit, data: Data, groups: Sequence[str | Group]) -> dict[str, Any]:
+    """Equivariance errors where the inputs are images, and calibration where the targets are classes."""
+    x = next(batches(data, 1), (torch.empty(0),))[0]
+    fitting = [group for group in groups if _acts_on(group, x)]
+    errors = [asdict(row) for row in equivariance_error(fit.model, fitting, data)] if fitting else None
+    classes = isinstance(fit.likelihood, Categorical)
+    return {"equivariance": errors, "calibration": calibration(fit.model, data) if classes else None}
+
+
+def _acts_on(group: str | Group, x: Tensor) -> bool:
+    """Whether a group moves such inputs: quarter turns need a square. An unknown name is refused by who measures."""
+    if x.dim() != 4:
+        return False
+    found = GROUPS.get(group) if isinstance(group, str) else group
+    try:
+        if found is not None:
+            found.check_size(x.shape[-2:])
+    except ValueError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
+    """Confidence against accuracy of the network's softmax, in bins; accuracy, and the mean negative log-likelihood."""
+    outputs, labels = [], []
+    for x, y in batches(data, 1000):
+        x, y = to_model(x, y, model, "the report's data")
+        outputs.append(model(x).cpu())
+        labels.append(y.cpu())
+    if not outputs:
+        raise ValueError("the report's data hold no samples: pass labelled ones, or data=None")
+    logits, y = torch.cat(outputs), torch.cat(labels)
+    Categorical().check(logits.shape[1], y)
+    found = scores(logits, y)
+    known = {"accuracy": found.accuracy, "nll": found.nll, "error": found.calibration_error}
+    return {"samples": len(y), **known, "bins": reliability(logits.softmax(1), y)}
+
+
+# ---- filters
+
+
+def filters(model: nn.Module) -> list[dict[str, Any]]:
+    """Of every path of a relaxed layer the filters with the largest norm, as levels: 127 is the largest weight among them."""
+    found = []
+    for layer, module in model.named_modules():
+        if not isinstance(module, Relaxed):
+            continue
+        parts = [(path, part, p) for path in module for part, p in module[path].named_modules() if isinstance(p, Path)]
+        for path, part, weights in parts:
+            maps = pictures(weights)
+            if maps is None or maps[0].numel() < 2:  # one weight is no picture
+                continue
+            shown = strongest(maps)
+            scale = float(shown.abs().max())
+            levels = (shown * (127 / scale if scale > 0 else 0.0)).round().int().tolist()
+            found.append({"layer": layer, "path": path, "part": part, "of": len(maps), "scale": scale, "pictures": levels})
+    return found
+
+
+@torch.no_grad()
+def banks(model: nn.Module) -> list[dict[str, Any]]:
+    """The strongest weight image of a first dense layer, moved by each transformation from end to end of its range (Figs. 3, 4, 6)."""
+    found = []
+    for module in model.modules():
+        if not isinstance(module, Symmetrised):
+            continue
+        part = module.transformations
+        layers = [m for m in module.model.modules() if isinstance(m, (nn.Linear, Dense))]
+        if not part.names or part.size is None or not layers:
+            continue
+        weight = layers[0].weight.detach().cpu().double().flatten(0, -2)
+        if weight.shape[1] % (part.size[0] * part.size[1]):
+            continue
+        image = weight[weight.norm(dim=1).argmax()].reshape(1, -1, *part.size).mean(1, keepdim=True)
+        still = copy.deepcopy(part).cpu()
+        for index, name in enumerate(part.names):
+            draws = torch.zeros(BANK, len(part.names), dtype=torch.float64)
+            draws[:, index] = torch.linspace(-1, 1, BANK)
+            moved = still(image, draws)[0, :, 0]
+            scale = float(moved.abs().max()) or 1.0
+            found.append({"name": name, "pictures": (moved * (127 / scale)).round().int().tolist()})
+    return found
+
+
+@torch.no_grad()
+def pictures(path: Path) -> Tensor | None:
+    """The weights of a path as maps (n, height, width); None of one that has no positions."""
+    weight = path.weight.detach().double().cpu()
+    if isinstance(path, (Conv, GroupConv)):
+        return path.filters().detach().double().cpu().flatten(0, 1)
+    if isinstance(path, SparseConv):
+        maps = weight.view(-1, path.in_channels, len(path.basis.z)) @ path.basis().double().cpu()
+        return maps.reshape(-1, path.kernel_size, path.kernel_size)
+    if isinstance(path, SparseIn):
+        return (weight @ path.basis().double().cpu()).reshape(-1, *_size(path.basis.positions))
+    if isinstance(path, SparseOut):
+        return (weight.mT @ path.basis().double().cpu()).reshape(-1, *_size(path.basis.positions))
+    if isinstance(path, FactoredIn) and len(path.in_shape) == 3:
+        return weight.reshape(-1, *path.in_shape[1:])
+    if isinstance(path, FactoredOut) and len(path.out_shape) == 3:
+        return weight.mT.reshape(-1, *path.out_shape[1:])
+    if isinstance(path, Dense) and len(path.in_shape) == 3:
+        return weight.reshape(-1, *path.in_shape[1:])
+    return None
+
+
+def _size(positions: Tensor) -> tuple[int, int]:
+    height, width = (positions.amax(0) - positions.amin(0) + 1).int().tolist()
+    return height, width
+
+
+def strongest(maps: Tensor) -> Tensor:
+    """The ``PICTURES`` maps with the largest norm, in order; large ones averaged down to ``SIDE`` pixels."""
+    chosen = maps[maps.flatten(1).norm(dim=1).argsort(descending=True, stable=True)[:PICTURES]]
+    sides = (min(chosen.shape[-2], SIDE), min(chosen.shape[-1], SIDE))
+    return chosen if tuple(chosen.shape[-2:]) == sides else F.adaptive_avg_pool2d(chosen[:, None], sides)[:, 0]
+
+
+# ---- evidence of alternatives
+
+
+def alternatives(compare: Alternatives, title: str, fit: Fit) -> list[dict[str, Any]]:
+    """Log evidence, posterior probability at equal prior ones, and warnings: of this fit and the alternatives, the best first.
+
+    Fits are checked as ``autosym.compare`` does; that a mere number is of the same data cannot be.
+    """
+    if isinstance(compare, Comparison) and any(other is fit for other in compare.fits.values()):
+        return compare.rows
+    if not isinstance(compare, (Comparison, Mapping)):
+        raise TypeError(
+            f"compare takes what autosym.compare returns, or fits or evidence by name, got a {type(compare).__name__}"
+        )
+    given: Mapping[str, Any] = compare.fits if isinstance(compare, Comparison) else compare
+    fits = {name: value for name, value in given.items() if isinstance(value, Fit)}
+    if all(other is not fit for other in fits.values()):
+        if title in given:
+            raise ValueError(f"this fit and an alternative are both called {title!r}: give the report another title")
+        fits = {title: fit, **fits}
+    rows = judged(fits).rows
+    for name, value in given.items():
+        if not isinstance(value, Fit):
+            rows.append({"name": name, "log_evidence": _nats(name, value, fit.evidence), "warnings": [UNCHECKED]})
+    return ranked(rows)
+
+
+def _nats(name: str, value: Any, record: Evidence) -> float:
+    if isinstance(value, Evidence) and value.samples != record.samples:
+        raise ValueError(f"{name} has the evidence of {value.samples} samples, this fit of {record.samples}: not comparable")
+    value = float(value.log_evidence) if isinstance(value, Evidence) else value
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"compare takes fits, evidences or nats by name, but {name} is a {type(value).__name__}")
+    return float(value)
+
+
+def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best first, with posterior probabilities at equal prior ones."""
+    known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
+    return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
+
+
+# ---- plain data
+
+
+def thinned(history: Sequence[Mapping[str, Any]], most: int = LINES) -> list[dict[str, Any]]:
+    """At most ``most`` lines with an evidence step and as many without, evenly spread, the first and last of each kept."""
+    kept: list[dict[str, Any]] = []
+    for with_evidence in (True, False):
+        lines = [dict(line) for line in history if ("log_evidence" in line) is with_evidence]
+        last = len(lines) - 1
+        kept += lines if len(lines) <= most else [lines[round(i * last / (most - 1))] for i in range(most)]
+    return sorted(kept, key=lambda line: line["epoch"])
+
+
+def finite(value: Any) -> Any:
+    """The same with None for every number that is not finite: strict JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,337 @@
+"""The report as one HTML file: contents (``findings``) in, a page out that needs no network and no script to be read."""
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosym.curvature.owners import is_under
+from autosym.evidence import wording
+from autosym.report import charts
+from autosym.report.findings import LINES, PICTURES, finite, thinned
+
+COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
+DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
+NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
+NUMBERS, LAYERS = 12000, 16  # precisions on a page at most, and layers that show all of their pictures
+MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
+COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
+
+
+def html(contents: Mapping[str, Any]) -> str:
+    """The page. What ``contents`` does not hold is said to be missing, with what to do about it."""
+    return rendered("report.html.jinja", view(finite(contents)))
+
+
+def rendered(template: str, shown: Mapping[str, Any]) -> str:
+    """A template filled with what it shows; words are escaped."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ImportError("a report needs jinja2: pip install 'autosym[report]'") from error
+    environment = Environment(
+        loader=PackageLoader("autosym.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": number, "percent": percent, "css": css_class}
+    return environment.get_template(template).render(shown)
+
+
+def view(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything the template shows, by section."""
+    symmetry = contents["symmetry"]
+    schedule = contents.get("schedule") or {}
+    history = bounded(contents.get("history") or [])
+    calibration, ranges = contents.get("calibration"), contents.get("ranges") or []
+    said = wording.summary(contents)
+    return {
+        **said,
+        "title": contents.get("title") or "A fit by autosym",
+        "invariance": wording.invariance(ranges),
+        "ranges": range_charts(history, schedule),
+        "banks": [{"name": b["name"], "uris": [png(levels) for levels in b["pictures"]]} for b in contents.get("banks") or []],
+        "figures": key_figures(contents),
+        "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in said["layers"]),
+        "whole": wording.whole(contents.get("broken") or {}),
+        "measured_on": MEASURED.get(contents.get("measured_on") or "", ""),
+        "legend": legend(symmetry),
+        "evidence": contents.get("evidence"),
+        "samples": contents.get("samples"),
+        "curves": curves(history, symmetry, contents.get("samples"), schedule),
+        "precisions": precisions(history, symmetry, schedule),
+        "signs": {"positive": POSITIVE, "negative": NEGATIVE},
+        "filters": filter_rows(contents.get("filters") or [], symmetry),
+        "equivariance": equivariance(contents.get("equivariance") or []),
+        "compare": comparison(contents.get("compare") or []),
+        "calibration": calibration,
+        "reliability": charts.diagonal(calibration["bins"]) if calibration else None,
+        "command": contents.get("command"),
+        "config": contents.get("config") or {},
+        "schedule": schedule,
+        "provenance": contents.get("provenance") or {},
+    }
+
+
+# ---- numbers
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A number to so many figures, with a true minus and powers of ten; a dash where there is none. Words stay as they are."""
+    if value is None:
+        return "–"
+    if isinstance(value, (bool, str)) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\u202f").replace("-", "−")
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e6:
+        power = math.floor(math.log10(size) + 1e-12)
+        return f"{value / 10.0**power:.{min(digits, 3) - 1}f} × {wording.power_of_ten(power)}".replace("-", "−")
+    decimals = max(0, digits - 1 - math.floor(math.log10(size))) if size else 0
+    return f"{value:,.{decimals}f}".replace(",", "\u202f").replace("-", "−")
+
+
+def percent(value: float | None) -> str:
+    """A share as per cent, to one decimal; "< 0.1 %" where that would hide it; a dash where there is none."""
+    if value is None:
+        return "–"
+    return "< 0.1\u202f%" if 0 < value < 0.0005 else f"{100 * value:.1f}\u202f%"
+
+
+def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers at the top: name, value, how to show it."""
+    row, evidence = contents.get("row") or {}, contents.get("evidence") or {}
+    calibration = contents.get("calibration") or {}
+    samples = contents.get("samples")
+    per_sample = (
+        evidence["log_evidence"] / samples if evidence.get("log_evidence") is not None and samples else row.get("evidence")
+    )
+    tested = row.get("accuracy") is not None  # rows of results are of held-out samples
+    accuracy, error = (
+        (row["accuracy"] / 100, row.get("calibration_error")) if tested else map(calibration.get, ("accuracy", "error"))
+    )
+    kind = MEASURED.get("held out" if tested else contents.get("measured_on") or "", "")
+    of = "" if kind else " on the data given"
+    found = [
+        ("log evidence per sample", "evidence", per_sample, "nats"),
+        (f"{kind}accuracy{of}", "accuracy", accuracy, "share"),
+        (f"{kind}calibration error{of}", "calibration_error", error, "share"),
+        ("effective parameters", "effective_parameters", contents.get("effective_parameters"), ""),
+        ("parameters", "parameters", contents.get("parameters", row.get("parameters")), ""),
+        ("training samples", "samples", samples, ""),
+        ("noise (standard deviation)", "sigma_noise", contents.get("sigma_noise"), ""),
+    ]
+    return [dict(zip(("name", "key", "value", "unit"), one, strict=True)) for one in found if one[2] is not None]
+
+
+# ---- paths and their colours
+
+
+def css_class(path: Mapping[str, Any]) -> str:
+    """One colour for each path in every picture, as in ``report.colour_of``."""
+    return path["path"] if path["path"] in COLOURED else "symmetric" if path["symmetric"] else "free"
+
+
+def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return list({path["path"]: path for path in symmetry}.values())
+
+
+# ---- curves
+
+
+def bounded(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A history with fewer lines, the more numbers each of them has: a page of any network stays below 2 MB."""
+    widest = max((len(line.get("precision") or {}) for line in history), default=0)
+    return thinned(history, max(2, min(LINES, NUMBERS // max(widest, 1))))
+
+
+def curves(
+    history: Sequence[Mapping[str, Any]],
+    symmetry: Sequence[Mapping[str, Any]],
+    samples: int | None,
+    schedule: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Evidence, its two parts, the loss, free shares by layer, effective parameters by path: over epochs."""
+    steps = [line for line in history if "log_evidence" in line]
+    frame = _frame(history, steps, schedule)
+    per, unit = (samples, "nats per sample") if samples else (1, "nats")
+
+    def one(title: str, key: str, sign: int = 1) -> dict[str, Any] | None:
+        values = [None if line.get(key) is None else sign * line[key] / per for line in steps]
+        return charts.lines(title, _over(steps), [_series(title, values)], unit, **frame) if steps else None
+
+    found = [one("Evidence", "log_evidence"), one("Fit", "log_likelihood"), one("Complexity", "occam", -1)]
+    if history:
+        loss = [line.get("loss") for line in history]
+        found.append(charts.lines("Training loss", _over(history), [_series("Training loss", loss)], "per sample", **frame))
+    if steps:
+        found += [_free_shares(steps, frame), _effective(steps, symmetry, frame)]
+    return [chart for chart in found if chart is not None]
+
+
+def _frame(
+    history: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The axis that all charts over epochs share."""
+    if not history:
+        return {}
+    last = max(history[-1]["epoch"], schedule.get("epochs") or 1)
+    return {"span": (1, max(last, 2)), "learning": (steps[0]["epoch"], steps[-1]["epoch"]) if steps else None}
+
+
+def _over(lines: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [line["epoch"] for line in lines]
+
+
+def _series(name: str, values: Sequence[float | None], colour: str = "ink", **more: Any) -> dict[str, Any]:
+    return {"name": name, "values": list(values), "colour": colour, "dash": "", "place": 0.0, **more}
+
+
+def _free_shares(steps: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]) -> dict[str, Any] | None:
+    names = list(steps[-1].get("free_share") or {})
+    series = []
+    for index, name in enumerate(names):
+        shares = [(line.get("free_share") or {}).get(name) for line in steps]
+        values = [None if share is None else 100 * share for share in shares]
+        series.append(_series(f"{index + 1}", values, "ramp", place=round(index / max(len(names) - 1, 1), 3)))
+    return charts.lines("Free share by layer", _over(steps), series, "%", bounds=(0, 100), **frame) if series else None
+
+
+def _effective(
+    steps: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The effective parameters of each kind of path, summed over layers."""
+    series = []
+    for kind in legend(symmetry):
+        stems = [f"{path['layer']}.{path['path']}".lstrip(".") for path in symmetry if path["path"] == kind["path"]]
+        values = [
+            sum(
+                gamma or 0.0
+                for name, gamma in line["effective_parameters"].items()
+                if any(is_under(name, stem) for stem in stems)
+            )
+            if line.get("effective_parameters")
+            else None
+            for line in steps
+        ]
+        series.append(_series(kind["path"], values, css_class(kind)))
+    return charts.lines("Effective parameters by path", _over(steps), series, **frame) if series else None
+
+
+def range_charts(history: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The range of every transformation over epochs, in its unit."""
+    steps = [line for line in history if line.get("ranges")]
+    found = []
+    for key in steps[-1]["ranges"] if steps else ():
+        name, _, unit = key.removesuffix(")").rpartition(" (")
+        values = [line["ranges"].get(key) for line in steps]
+        found.append(charts.lines(name, _over(steps), [_series(name, values)], unit, **_frame(history, steps, schedule)))
+    return [chart for chart in found if chart is not None]
+
+
+def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The path of a relaxed layer to which a precision belongs, if to any."""
+    return next((p for p in symmetry if is_under(name, f"{p['layer']}.{p['path']}".lstrip("."))), None)
+
+
+def precisions(
+    history: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A chart of prior precisions for each relaxed layer, and one for what lies outside, all on the same axes."""
+    steps = [line for line in history if line.get("precision")]
+    every = [value for line in steps for value in line["precision"].values() if value]
+    if not every:
+        return []
+    frame = _frame(history, steps, schedule) | {"bounds": (min(every), max(every)), "log": True}
+    titled = {layer["name"]: f"{layer['number']} · {layer['name']}" for layer in wording.layers(symmetry)}
+    outside = sorted({name.rpartition(".")[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
+    by_chart: dict[str, list[dict[str, Any]]] = {title: [] for title in titled.values()}
+    for name in steps[-1]["precision"]:
+        owner = _owner(name, symmetry)
+        module, _, part = name.rpartition(".")
+        label = name if owner is None else name[len(owner["layer"]) :].lstrip(".").replace(".basis", "")
+        colour = "ramp" if owner is None else css_class(owner)
+        place = outside.index(module) / max(len(outside) - 1, 1) if owner is None else 0.0
+        values = [line["precision"].get(name) for line in steps]
+        chart = "Other parameters" if owner is None else titled[owner["layer"]]
+        by_chart.setdefault(chart, []).append(_series(label, values, colour, dash=DASHES.get(part, ""), place=round(place, 3)))
+    drawn = [charts.lines(title, _over(steps), series, **frame) for title, series in by_chart.items() if series]
+    return [chart for chart in drawn if chart is not None]
+
+
+# ---- filters
+
+
+def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By layer, the pictures of each part of each path, as data URIs."""
+    kinds = {(path["layer"], path["path"]): path for path in symmetry}
+    found: dict[str, dict[str, Any]] = {}
+    numbers = {layer["name"]: layer["number"] for layer in wording.layers(symmetry)}
+    shown = max(1, min(PICTURES, LAYERS * PICTURES // max(len(numbers), 1)))
+    for one in filters:
+        entry = found.setdefault(one["layer"], {"name": one["layer"], "number": numbers.get(one["layer"]), "parts": []})
+        path = kinds.get((one["layer"], one["path"]), {"path": one["path"], "symmetric": False, "share": None})
+        entry["parts"].append(
+            {
+                "label": one["path"] if one["part"] in ("", "linear") else f"{one['path']} {one['part']}",
+                "path": path,
+                "uris": [png(levels) for levels in one["pictures"][:shown]],
+                "of": one["of"],
+                "scale": one["scale"],
+                "size": f"{len(one['pictures'][0])} × {len(one['pictures'][0][0])}",
+                "faded": path["share"] is not None and path["share"] < wording.STRICT,
+            }
+        )
+    return list(found.values())
+
+
+def png(levels: Sequence[Sequence[int]]) -> str:
+    """Levels from -127 to 127 as a data URI: blue to orange, clearer the nearer to 0 (by the square root), on any background.
+
+    A palette of 61 colours keeps a picture at a few hundred bytes.
+    """
+    shades = range(-30, 31)
+    palette = bytes(c for shade in shades for c in (NEGATIVE if shade < 0 else POSITIVE))
+    alpha = bytes(round(255 * math.sqrt(abs(shade) / 30)) for shade in shades)
+    rows = b"".join(b"\0" + bytes(round(max(-127, min(127, level)) * 30 / 127) + 30 for level in row) for row in levels)
+    header = struct.pack(">IIBBBBB", len(levels[0]), len(levels), 8, 3, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", alpha), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in parts)
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
+# ---- measured equivariance, alternatives
+
+
+def equivariance(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """A table of layers by groups, the output first; ``length`` is the error on a log scale from rounding (1e-7) to 1."""
+    if not errors:
+        return None
+    groups = list(dict.fromkeys(row["group"] for row in errors))
+    cells = {(row["layer"], row["group"]): row for row in errors}
+    named = list(dict.fromkeys((row["layer"], row["kind"]) for row in errors))
+    rows = []
+    for layer, kind in sorted(named, key=lambda one: one[0] != ""):
+        row = [cells.get((layer, group), {"error": None, "compared": None}) for group in groups]
+        rows.append({"layer": layer, "kind": kind, "cells": [_cell(cell) for cell in row]})
+    return {"groups": groups, "rows": rows}
+
+
+def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    error = cell["error"]
+    length = 0.0 if not error else max(0.0, min(1.0, 1 + math.log10(error) / 7))
+    return {"error": error, "length": round(100 * length, 1), "compared": COMPARED.get(cell["compared"], cell["compared"])}
+
+
+def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The alternatives, the best first, with how far behind they are, in nats, as odds and in words."""
+    ordered = sorted(rows, key=lambda row: math.inf if row["log_evidence"] is None else -row["log_evidence"])
+    best = ordered[0]["log_evidence"] if ordered else None
+    found = []
+    for row in ordered:
+        behind = None if best is None or row["log_evidence"] is None else best - row["log_evidence"]
+        odds, strength = (wording.odds(behind), wording.strength(behind)) if behind else (None, None)
+        known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
+        found.append({"name": row["name"], "log_evidence": row["log_evidence"], "warnings": row.get("warnings") or [], **known})
+    return found

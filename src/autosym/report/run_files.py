@@ -1,0 +1,114 @@
+"""A run from its files: what they say of it, which runs can be compared, and what is wrong with files that are broken."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path as File
+from typing import Any
+
+import torch
+
+from autosym.curvature.passes import alike
+from autosym.evidence.shares import PathShare
+from autosym.report.findings import finite, ranked, thinned
+
+PATH = {field.name for field in fields(PathShare)}  # what is known of one
+
+
+def load(run: File) -> dict[str, Any]:
+    """What the files of a run say: result.json, with report.json and history.jsonl where they are; or one file of results."""
+    folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist: name the folder of a run (by `autosym run NAME`), or its result.json")
+    result = read(file)
+    if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
+        several = " It is the summary of several runs, which `autosym table` shows." if _key(result, "rows") else ""
+        raise ValueError(
+            f"{file} is not the result of a run: it has no list of symmetry.{several} Make one by `autosym run NAME`"
+        )
+    unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
+    if unknown:
+        raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
+    more: Any = {}
+    if run.is_dir() and (folder / "report.json").exists():
+        more = read(folder / "report.json")
+    elif run.is_dir() and (folder / "history.jsonl").exists():
+        more = {"history": _read_lines(folder / "history.jsonl")}
+    if not isinstance(more, dict):
+        raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
+    with of_this_version(run):
+        return finite({"title": _named(result) or str(run), **more, **result, "history": thinned(more.get("history") or [])})
+
+
+def _named(result: Mapping[str, Any]) -> str:
+    return " · ".join(str(result["config"][key]) for key in ("task", "model", "method") if _key(result.get("config"), key))
+
+
+def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
+    """The evidence of several runs on the same data, as ``alternatives`` gives it."""
+    loaded = {str(one): load(one) for one in (run, *others)}
+    rows, sums, kinds = [], {}, {}
+    for name, found in loaded.items():
+        with of_this_version(File(name)):
+            if not all(found.get(key) for key in ("evidence", "samples", "fingerprint", "likelihood")):
+                raise LookupError("it does not say its evidence, or of which data")
+            sums[name] = torch.tensor(found["fingerprint"], dtype=torch.float64).reshape(5)
+            kinds[name] = (found.get("schedule") or {}).get("step"), found["evidence"].get("bound_of")
+            title = f"{_named(found) or found['title']} ({name})"
+            rows.append({"name": title, "log_evidence": float(found["evidence"]["log_evidence"])})
+    first, *rest = loaded
+    for name in rest:
+        if any(loaded[first][key] != loaded[name][key] for key in ("likelihood", "samples")) or not alike(
+            sums[first], sums[name]
+        ):
+            what = "; ".join(f"{n}: {loaded[n]['samples']} samples, {loaded[n]['likelihood']}" for n in (first, name))
+            raise ValueError(
+                "evidence can be compared only on the same data, with the same images, sizes and labels, by one likelihood, which these "
+                f"are not: {what}"
+            )
+    return ranked(
+        [row | {"warnings": list(_unlike(kinds[name], kinds.values()))} for name, row in zip(loaded, rows, strict=True)]
+    )
+
+
+def _unlike(own: tuple[Any, Any], kinds: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    """What sets the evidence of a run apart from that of others: how precisions were learned, and what it is a bound of."""
+    steps, bounds = (set(values) for values in zip(*kinds, strict=True))
+    if own[0] == "none" and len(steps) > 1:
+        yield "its precisions were not learned, those of others were: it may be its prior that is compared"
+    if own[1] and len(bounds) > 1:
+        yield f"its value is a lower bound of {own[1]}, that of others is an estimate"
+
+
+def _key(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and key in value
+
+
+@contextmanager
+def of_this_version(file: File) -> Iterator[None]:
+    """Whatever is amiss with what a file of a run says becomes a ValueError that names the file."""
+    try:
+        yield
+    except (ImportError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{file} is of another version or broken ({type(error).__name__}: {error}): run it again") from error
+
+
+def read(file: File) -> Any:
+    """What a JSON file holds; a ValueError that names it where it holds none."""
+    try:
+        return json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error
+
+
+def _read_lines(file: File) -> list[dict[str, Any]]:
+    try:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON lines ({error}): it may have been cut off; run it again") from error
+    if not all(isinstance(line, dict) and isinstance(line.get("epoch"), int) for line in lines):
+        raise ValueError(f"{file} is not a history, whose every line is of an epoch: run it again")
+    return lines

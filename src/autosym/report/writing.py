@@ -1,0 +1,45 @@
+"""A report as one HTML file: of a fit, or of a run from its files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path as File
+from typing import Any
+
+from autosym.report import findings, page, run_files
+from autosym.runtime.batching import Data
+from autosym.training.fitted import Fit
+
+
+def write(fit: Fit, path: str | File, data: Data | None = None, **options: Any) -> File:
+    """Write what was learned as one HTML file that opens anywhere; needs the extra ``report`` (jinja2).
+
+    ``data`` are labelled samples, best held out: on them equivariance and calibration are measured. ``options`` are those of
+    ``findings.contents``: ``compare`` (the evidence of alternatives), ``groups``, ``title``.
+    """
+    return write_page(findings.contents(fit, data, **options), File(path))
+
+
+def write_page(contents: Mapping[str, Any], path: File) -> File:
+    """The page of ``contents``, whole or not at all, as the file ``path`` or as report.html in that folder."""
+    return write_text(page.html(contents), path)
+
+
+def write_text(text: str, path: File) -> File:
+    """A page, whole or not at all, as the file ``path`` or as report.html in that folder."""
+    path = path / "report.html" if path.is_dir() else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_run(run: File, path: File | None = None, compare: Sequence[File] = ()) -> File:
+    """The page of a run from its files, at ``path`` or beside them, with the evidence of other runs beside its own."""
+    contents = run_files.load(run)
+    if compare:
+        contents["compare"] = run_files.compare_runs(run, compare)
+    with run_files.of_this_version(run):
+        return write_page(contents, path or (run if run.is_dir() else run.parent))

@@ -1,0 +1,1 @@
+"""A user's model in and out: relax, harden, simplify."""

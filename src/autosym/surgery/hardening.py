@@ -1,0 +1,266 @@
+"""harden: ordinary torch layers again, only the paths that are needed.
+
+A part of a relaxed layer (the weights of a path, or a free path's bias) is dropped if its share of the layer's effective parameters is
+at most the tolerance and, given data, if the outputs of the whole model then change by no more than it:
+
+    share = gamma_part / gamma_layer          change = |f - f_hardened| / |f - mean f|
+
+What is left of a layer is merged (``plain``).
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Categorical, Gaussian, Likelihood
+from autosym.curvature.verification import refuse_batch_dependence
+from autosym.evidence.shares import Effective, effective
+from autosym.linear.path import Path
+from autosym.nn.layers import Affine, Factored, Relaxed, SparseFactored
+from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.tables import table
+from autosym.surgery.merging import LAYERS, plain
+from autosym.training.fitted import Fit
+
+
+@dataclass(frozen=True)
+class PartNote:
+    """One part of a path: its share of the layer's effective parameters, and the change of the outputs without it alone.
+
+    Either is not a number (NaN) where it is not known: without a fit, or without data.
+    """
+
+    layer: str
+    path: str
+    part: str
+    share: float
+    change: float
+    dropped: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What hardening cost on ``samples``: change of the outputs, and the mean negative log-likelihood and accuracy before and after.
+
+    ``accuracy`` is None for a regression.
+    """
+
+    samples: int
+    change: float
+    loss: tuple[float, float]
+    accuracy: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Hardening:
+    """What was dropped, what the layers have become, the numbers of parameters before and after, and the cost, given data."""
+
+    tolerance: float
+    parts: tuple[PartNote, ...]
+    layers: dict[str, str]
+    parameters: tuple[int, int]
+    cost: Cost | None
+
+    def __str__(self) -> str:
+        rows = [("layer", "path", "part", "share", "change", "")]
+        for p in self.parts:
+            share, change = ("?" if math.isnan(value) else f"{value:.2%}" for value in (p.share, p.change))
+            rows.append((p.layer, p.path, p.part, share, change, "dropped" if p.dropped else ""))
+        lines = [table(rows, "<<<>><")]
+        lines += [f"{layer} is now {what}" for layer, what in self.layers.items()]
+        lines.append(f"parameters: {self.parameters[0]} before, {self.parameters[1]} after")
+        if self.cost is not None:
+            lines.append(f"on {self.cost.samples} samples: outputs changed by {self.cost.change:.2%} of their spread,")
+            lines.append("  negative log-likelihood {:.4f} before, {:.4f} after".format(*self.cost.loss))
+            if self.cost.accuracy is not None:
+                lines.append("  accuracy {:.2%} before, {:.2%} after".format(*self.cost.accuracy))
+        return "\n".join(lines)
+
+
+def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float = 0.05) -> nn.Module:
+    """A copy of a fitted or relaxed model in ordinary torch layers, without the parts that are within ``tolerance``.
+
+    With ``data`` (pairs, read once and held) no part is dropped by which, with all others dropped before it, the outputs would
+    change by more than ``tolerance`` of their spread over the samples. A model without a fit, and a path that was frozen in it, is judged
+    by that alone. Every layer keeps the weights of one path at least. The record of it all is ``hardening`` of the model returned; print
+    it.
+    """
+    model = fitted.model if isinstance(fitted, Fit) else fitted
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance is a part of the whole, in [0, 1), got {tolerance}")
+    if data is None and (not isinstance(fitted, Fit) or fitted.schedule.step == "none"):
+        raise ValueError(
+            "a model without a fit, or with one at fixed precisions (step='none'), is judged by its outputs: pass data, or the Fit of "
+            "learned precisions that autosym.fit returned"
+        )
+    if not any(isinstance(module, LAYERS) for module in model.modules()):
+        raise ValueError("the model has no path of autosym's, so there is nothing to harden")
+    refuse_batch_dependence(model)
+    seen = None if data is None else _Outputs(model, data, fitted.likelihood if isinstance(fitted, Fit) else None)
+    hardened = copy.deepcopy(model)
+    parts = _parts(hardened, effective(model, fitted.prior, fitted.estimate) if isinstance(fitted, Fit) else None)
+    if seen is None:
+        _drop_by_share(parts, tolerance)
+    else:
+        _drop_by_change(hardened, parts, tolerance, seen)
+    layers = _replace_all(hardened, parts)
+    if isinstance(hardened, LAYERS):
+        hardened = plain("the model", hardened, _dropped(parts, ""))
+    if hasattr(hardened, "relaxation"):
+        del hardened.relaxation
+    cost = None if seen is None else seen.cost(hardened)
+    notes = tuple(PartNote(p.layer, p.path, p.part, p.share, p.change, p.dropped) for p in parts)
+    sizes = tuple(sum(p.numel() for p in m.parameters()) for m in (model, hardened))
+    hardened.hardening = Hardening(tolerance, notes, layers, (sizes[0], sizes[1]), cost)  # type: ignore[assignment]
+    return hardened
+
+
+@dataclass
+class _Part:
+    layer: str
+    path: str
+    part: str
+    last: Path  # without its weight the part adds nothing
+    share: float = math.nan
+    change: float = math.nan
+    dropped: bool = False
+    before: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @torch.no_grad()
+    def drop(self) -> None:
+        self.before, self.dropped = self.last.weight.clone(), True
+        self.last.weight.zero_()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        self.last.weight.copy_(self.before)
+        self.dropped = False
+
+
+def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
+    """What may be dropped of every relaxed layer: weights of all paths, and biases of free ones (others merge into a convolution)."""
+    parts = []
+    for layer, module in model.named_modules():
+        if not isinstance(module, Relaxed):
+            continue
+        for path, branch in module.items():
+            stem = f"{layer}.{path}".lstrip(".")
+            for part, last, names in _of(branch, path in module.symmetric):
+                stems = [f"{stem}.{name}".rstrip(".") for name in names]
+                parts.append(_Part(layer, path, part, last, found.share(layer, *stems) if found else math.nan))
+    return parts
+
+
+def _of(branch: nn.Module, symmetric: bool) -> list[tuple[str, Path, tuple[str, ...]]]:
+    """(part, the path whose weight is its last factor, the names of all of its paths) of one path."""
+    if isinstance(branch, Factored):
+        return [("weights", branch.theta_1, ("theta_2", "b_2", "theta_1")), ("bias", branch.b_1, ("b_1",))]
+    if isinstance(branch, SparseFactored):
+        return [("weights", branch.u_1, ("u_2", "b_2", "u_1"))]
+    if isinstance(branch, Affine):
+        parts = [("weights", branch.linear, ("linear",)), ("bias", branch.bias, ("bias",))]
+        return parts[:1] if symmetric else parts  # type: ignore[return-value]
+    return [("weights", branch, ("",))] if isinstance(branch, Path) else []
+
+
+def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
+    for part in sorted((p for p in parts if not math.isnan(p.share)), key=lambda part: part.share):
+        if part.share <= tolerance and _may_go(part, parts):
+            part.drop()
+
+
+def _drop_by_change(model: nn.Module, parts: Sequence[_Part], tolerance: float, seen: "_Outputs") -> None:
+    """The least of them first, as long as all that are dropped change the outputs by no more than the tolerance."""
+    for part in parts:
+        part.drop()
+        part.change = seen.change(model)
+        part.restore()
+    for part in sorted(parts, key=lambda part: part.change):
+        if part.change <= tolerance and not part.share > tolerance and _may_go(part, parts):
+            part.drop()
+            if seen.change(model) > tolerance:
+                part.restore()
+
+
+def _may_go(part: _Part, parts: Sequence[_Part]) -> bool:
+    """A layer keeps the weights of one path."""
+    others = [p for p in parts if p.layer == part.layer and p.part == "weights" and p is not part and not p.dropped]
+    return part.part == "bias" or bool(others)
+
+
+def _dropped(parts: Sequence[_Part], layer: str) -> set[tuple[str, str]]:
+    return {(part.path, part.part) for part in parts if part.dropped and part.layer == layer}
+
+
+def _replace_all(model: nn.Module, parts: Sequence[_Part]) -> dict[str, str]:
+    """Put plain layers in the place of autosym's, under every name; returns what they are."""
+    made: dict[nn.Module, nn.Module] = {}
+    layers: dict[str, str] = {}
+
+    def visit(parent: nn.Module, stem: str) -> None:
+        for name, child in list(parent._modules.items()):  # also where one parent holds a layer by two names
+            full = f"{stem}{name}"
+            if child is None:
+                continue
+            if not isinstance(child, LAYERS):
+                visit(child, f"{full}.")
+                continue
+            if child not in made:
+                made[child] = plain(full, child, _dropped(parts, full))
+                layers[full] = _describe(made[child])
+            parent._modules[name] = made[child]
+
+    if not isinstance(model, LAYERS):
+        visit(model, "")
+    return layers
+
+
+def _describe(module: nn.Module) -> str:
+    inner = list(module.children())
+    return type(module).__name__ + (f"({', '.join(map(_describe, inner))})" if inner else "")
+
+
+class _Outputs:
+    """Batches that are held, the outputs of the model to compare with, and what they score."""
+
+    def __init__(self, model: nn.Module, data: Data, likelihood: Likelihood | None):
+        self.batches = [to_model(x, y, model, "the data") for x, y in batches(data, 256)]
+        if not self.batches:
+            raise ValueError("the data are empty: no batch held a sample")
+        self.targets = torch.cat([y for _, y in self.batches])
+        self.likelihood = likelihood or (Gaussian() if self.targets.is_floating_point() else Categorical())
+        self.before = self.of(model)
+        if not torch.isfinite(self.before.norm()):
+            raise ValueError(
+                "the outputs of the model on the data are not finite, or overflow, so no change of them can be measured: look at its "
+                "weights, or rescale the inputs"
+            )
+        self.likelihood.check(self.before.shape[1], self.targets)
+        spread = (self.before - self.before.mean(0)).norm()
+        self.spread = spread if spread > 0 else self.before.norm()
+
+    @torch.no_grad()
+    def of(self, model: nn.Module) -> Tensor:
+        return torch.cat([model(x) for x, _ in self.batches])
+
+    def change(self, model: nn.Module) -> float:
+        """|f - f'| / |f - mean f|."""
+        difference = float((self.of(model) - self.before).norm())
+        return difference / float(self.spread) if self.spread > 0 else math.inf if difference else 0.0
+
+    def cost(self, model: nn.Module) -> Cost:
+        after = self.of(model)
+        classes = isinstance(self.likelihood, Categorical)
+        accuracy = (self._accuracy(self.before), self._accuracy(after)) if classes else None
+        return Cost(len(after), self.change(model), (self._loss(self.before), self._loss(after)), accuracy)
+
+    @torch.no_grad()
+    def _loss(self, f: Tensor) -> float:
+        return -float(self.likelihood.log_likelihood(self.likelihood.statistic(f, self.targets), f.numel())) / len(f)
+
+    def _accuracy(self, f: Tensor) -> float:
+        return float((f.argmax(1) == self.targets).double().mean())

@@ -1,0 +1,348 @@
+"""relax: a user's own network, with a free path beside the symmetric one in every layer that has a symmetry.
+
+    conv(x)   ->  1/n (n conv(x) + free(x) + ...)             free(x) = 0 at the start: the function is the same
+    W vec(x)  ->  1/2 (2 pool(x) + 2 (W vec(x) - pool(x)))    pool: the part of W that is constant over positions
+
+Of a factored free path only the output factor starts at zero. What is not relaxed is left as it is, and listed with the reason;
+parameters that the evidence cannot cover are frozen: point estimates outside of it.
+"""
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
+
+from autosym.curvature.owners import is_under, sites
+from autosym.curvature.verification import refuse_batch_dependence, verify
+from autosym.linear.conv import Conv, form_of
+from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.path import Path
+from autosym.nn import layers
+from autosym.nn.layers import Affine, Relaxed
+from autosym.runtime.tables import table
+from autosym.surgery.observation import Observation, Seen, observe
+
+FREE = ("f-fc", "fc", "s-fc")
+RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
+LARGEST_FACTORS = 4 * 2**30  # bytes of the curvature of one layer's free paths: what needs more is kept as it is
+
+
+@dataclass(frozen=True)
+class LayerNote:
+    """What became of one layer: "relaxed", "kept" (trained, in the evidence), "frozen" (a point estimate) or "folded"."""
+
+    layer: str
+    kind: str
+    outcome: str
+    paths: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """What became of every layer that has parameters, in order; prints as a table."""
+
+    layers: tuple[LayerNote, ...]
+
+    def names(self, outcome: str) -> tuple[str, ...]:
+        """The layers of one outcome."""
+        return tuple(note.layer for note in self.layers if note.outcome == outcome)
+
+    def __str__(self) -> str:
+        rows = [("layer", "kind", "outcome", "paths", "")]
+        rows += [(n.layer or "(model)", n.kind, n.outcome, " + ".join(n.paths), n.note) for n in self.layers]
+        return table(rows, "<<<<<")
+
+
+def relax(
+    model: nn.Module,
+    example: Tensor,
+    paths: str | Mapping[str, str] = "f-fc",
+    keep: Collection[str] = (),
+    fold: bool = False,
+) -> nn.Module:
+    """A copy of ``model`` that computes the same function, with a symmetric and a free path in its layers.
+
+    ``example`` is a small batch of inputs; the free paths are made for maps of its size. ``paths`` names the free path of every
+    convolution ("f-fc", "fc", "s-fc", or several joined by "+"), or maps names of layers to theirs, and leaves all others as they are.
+    A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names layers, or modules with all they hold, to
+    leave as they are. ``fold`` puts batch normalisation into the layer before it, where it follows directly.
+
+    ``model.relaxation`` of the result lists what was relaxed, kept, frozen and folded, and why.
+    """
+    keep = (keep,) if isinstance(keep, str) else tuple(keep)
+    _refuse(model, example, paths, keep)
+    refuse_batch_dependence(model)
+    example = example.to(next(model.parameters()))
+    relaxed = copy.deepcopy(model)
+    try:
+        seen = observe(relaxed, example)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the model does not take the example, {tuple(example.shape)}: give a small batch (B, ...) of its inputs, or one sample as "
+            f"sample[None]; torch says: {str(error).splitlines()[0]}"
+        ) from error
+    if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
+        shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
+        raise ValueError(
+            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does (is example "
+            "a batch, and not one sample?)"
+        )
+    if not torch.isfinite(seen.outputs).all():
+        raise ValueError(
+            f"the outputs of the model on the example are not finite (NaN or Inf): they overflow {seen.outputs.dtype}; rescale the "
+            "inputs, or use the model in float64"
+        )
+    modules = dict(relaxed.named_modules())
+    held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
+    norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
+    folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
+    notes = []
+    for name, module in modules.items():
+        if name in folded:
+            notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
+        elif type(module) in RELAXABLE:
+            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
+        elif list(module.parameters(recurse=False)) or name in norms:
+            notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+    for note in notes:
+        if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
+            raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
+    relaxed.relaxation = Relaxation(tuple(notes))  # type: ignore[assignment]
+    _check(relaxed, example, seen.outputs)
+    return relaxed
+
+
+def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], keep: Sequence[str]) -> None:
+    """What cannot become a relaxed model, by name, before any work."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}: relax takes a torch module")
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2:
+        raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
+    if not isinstance(paths, (str, Mapping)):
+        raise TypeError(
+            f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
+        )
+    if not len(example) or not torch.isfinite(example).all():
+        raise ValueError("example is empty, or not finite (NaN or Inf): take a few sound samples of the inputs, (B, ...)")
+    if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
+        raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
+    names = dict(model.named_modules())
+    named = tuple(paths) if isinstance(paths, Mapping) else ()
+    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in RELAXABLE]
+    if unknown:
+        layers = ", ".join(name for name, module in names.items() if type(module) in RELAXABLE)
+        raise ValueError(f"the model has no module, or none to relax, {', '.join(unknown)}: its layers are {layers}")
+    for name, module in names.items():
+        kind = f"{name} ({type(module).__name__})"
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise ValueError(f"{kind} has no weights yet: run the model once on an example before relaxing it")
+        if type(module).__module__.startswith(("torch.ao.nn", "torch.nn.quantized")):
+            raise ValueError(f"{kind} is quantised: relax the model as it was before quantisation")
+        if parametrize.is_parametrized(module) or (type(module) in RELAXABLE and "weight" not in module._parameters):
+            raise ValueError(
+                f"{kind} is parametrised (weight_norm, spectral_norm, ...), so its weight is not a parameter of its own: remove that "
+                "first, by torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm"
+            )
+    owners: dict[int, str] = {}
+    for name, module in names.items():
+        for part, parameter in module.named_parameters(recurse=False):
+            full = f"{name}.{part}".lstrip(".")
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
+            if not torch.isfinite(parameter).all():
+                raise ValueError(f"{full} holds values that are not finite (NaN or Inf): load or initialise it anew")
+            if owners.setdefault(id(parameter), full) != full and parameter.requires_grad:
+                raise ValueError(
+                    f"{full} and {owners[id(parameter)]} are the same parameter: untie them, or freeze it by requires_grad_(False)"
+                )
+    if not owners:
+        raise ValueError("the model has no parameters, so there is nothing to fit")
+
+
+def _convert(
+    model: nn.Module, name: str, module: nn.Module, seen: Seen, paths: str | Mapping[str, str], held: bool
+) -> LayerNote:
+    """Relax one convolution or dense layer of the model, in place, or say why it stays."""
+    kind = type(module).__name__
+    wanted = paths.get(name) if isinstance(paths, Mapping) else paths if not isinstance(module, nn.Linear) else "pool"
+    trained = {parameter.requires_grad for parameter in module.parameters()}
+    if trained == {False}:
+        return _frozen(name, module, "frozen in the model given")
+    if seen.calls == 0:
+        return _frozen(name, module, "took no part in the forward pass as a layer, so the data say nothing about it")
+    if seen.calls > 1 and not held:
+        raise ValueError(
+            f"{name} ({kind}) is used {seen.calls} times in a forward pass: the curvature of a shared layer is not the sum of its "
+            f"uses; make one layer for each use, or leave it as it is, frozen, by keep=[{name!r}]"
+        )
+    if seen.calls > 1 or not seen.by_sample or module._forward_hooks or module._forward_pre_hooks:
+        why = "used more than once" if seen.calls > 1 else "does not see one tensor of the batch's samples, or has hooks"
+        return _frozen(name, module, f"{why}, so the evidence cannot cover it")
+    if held or wanted is None or len(trained) > 1:
+        why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the model given"
+        return LayerNote(name, kind, "kept", (), why)
+    relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
+    made, why = relaxed(name, module, seen, wanted)
+    if made is None:
+        return LayerNote(name, kind, "kept", (), why)
+    made.train(module.training)
+    _replace(model, module, made.to(module.get_parameter("weight")))
+    return LayerNote(name, kind, "relaxed", tuple(made), why)
+
+
+def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
+    """conv(x) as the mean of n conv(x) and free paths that start at zero; or None; and what there is to say."""
+    assert isinstance(conv, (nn.Conv1d, nn.Conv2d))
+    free = wanted.split("+")
+    if set(free) - set(FREE) or len(set(free)) < len(free):
+        raise ValueError(
+            f"{name} ({type(conv).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+'"
+        )
+    if len(seen.in_shape) != len(conv.kernel_size) + 1:
+        raise ValueError(f"{name} saw an input without a batch, {seen.in_shape}: example must be a batch (B, ...)")
+    if math.prod(seen.out_shape[1:]) == 1:
+        return None, "has one output position, so it shares its weights with no other"
+    with torch.device("meta"):
+        size = sum(_factor_bytes(_free(path, seen.in_shape, seen.out_shape)) for path in free)
+    if size > LARGEST_FACTORS:
+        return (
+            None,
+            f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with s-fc",
+        )
+    scale = 1 + len(free)
+    linear = Conv(*form_of(conv)).to(conv.weight)
+    symmetric = _with(
+        linear, conv.weight, conv.bias, (conv.out_channels, *(1 for _ in conv.kernel_size)), seen.out_shape, scale
+    )
+    made = {path: _free(path, seen.in_shape, seen.out_shape).to(conv.weight) for path in free}
+    for path in made.values():
+        _start_at_zero(path, linear, seen.x)
+    return Relaxed({"conv": symmetric}, made), _approximate(linear)
+
+
+def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
+    """W x on flattened maps as the mean of its invariant part, 2 pool(x), and of the rest."""
+    assert isinstance(linear, nn.Linear)
+    if wanted != "pool":
+        raise ValueError(f"{name} (Linear) cannot have the paths {wanted!r}: a dense layer on flattened maps takes 'pool'")
+    positions = math.prod(seen.maps[1:])
+    if not seen.maps or math.prod(seen.maps) != linear.in_features:
+        return None, "a dense map has no symmetry to relax (its input was not seen to be flattened maps)"
+    if positions == 1:
+        return None, "a dense map of one position has no symmetry to relax"
+    channels, outputs = seen.maps[0], linear.out_features
+    by_position = linear.weight.detach().unflatten(1, (channels, positions))
+    invariant = by_position.sum(2)
+    pool = _with(Pool(channels, positions, outputs), invariant, linear.bias, (outputs,), (outputs,), 2)
+    free = Dense((linear.in_features,), (outputs,))
+    free.weight.data = 2 * (by_position - invariant[..., None] / positions).reshape(free.weight.shape)
+    return Relaxed({"pool": pool}, {"fc": free}), "invariant part and the rest"
+
+
+def _with(
+    path: Path, weight: Tensor, bias: Tensor | None, shape: Sequence[int], out_shape: Sequence[int], scale: int
+) -> nn.Module:
+    """The path with weights, and bias if there is one, of a layer of torch's, times ``scale``."""
+    path.weight.data = scale * weight.detach().reshape(path.weight.shape)
+    if bias is None:
+        return path
+    own = Bias(shape, out_shape)
+    own.weight.data = scale * bias.detach().reshape(own.weight.shape)
+    return Affine(path, own)
+
+
+def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> nn.Module:
+    if path == "fc":
+        return layers.fc(in_shape, out_shape)
+    if path == "f-fc":
+        return layers.Factored(in_shape, out_shape)
+    in_anchors, out_anchors = (max(1, math.prod(shape[1:]) // 2) for shape in (in_shape, out_shape))
+    return layers.SparseFactored(in_shape, out_shape, in_anchors, out_anchors)
+
+
+@torch.no_grad()
+def _start_at_zero(path: nn.Module, symmetric: Path, x: Tensor | None) -> None:
+    """Set the output factor to zero, and remember the size at which the path's outputs would be as large as the symmetric ones.
+
+    Steps are relative to that size: neither path then runs ahead of the other, however large the pretrained weights are.
+    """
+    factor = path.get_submodule({Affine: "linear", layers.Factored: "theta_1", layers.SparseFactored: "u_1"}[type(path)])
+    assert isinstance(factor, Path)
+    assert x is not None
+    factor.weight.normal_()
+    wanted, found = (float(t.square().mean().sqrt()) for t in (symmetric(x), path(x)))
+    factor.start_size = wanted / found if found > 0 else 0.0
+    factor.weight.zero_()
+
+
+def _factor_bytes(path: nn.Module) -> int:
+    """Of the Kronecker factors of all parts of a path, in float32."""
+    shapes = [part.weight.shape for part in path.modules() if isinstance(part, Path)]
+    return sum(4 * blocks * (rows**2 + columns**2) for blocks, rows, columns in shapes)
+
+
+def _approximate(conv: Conv) -> str:
+    """Where a convolution of this form is not exactly equivariant."""
+    notes = ["at the borders"] if conv.has_borders else []
+    if conv.stride != (1, 1):
+        notes.append(f"between shifts of the stride {max(conv.stride)}")
+    return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"
+
+
+def _frozen(name: str, module: nn.Module, why: str) -> LayerNote:
+    for parameter in module.parameters(recurse=False):
+        parameter.requires_grad_(False)
+    return LayerNote(name, type(module).__name__, "frozen", (), why)
+
+
+def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
+    """Put eval-mode batch normalisation into the layer whose output it takes, if it takes one's as it is."""
+    before = seen.of(norm).after
+    once = before is not None and seen.of(norm).calls == 1 and seen.of(before).calls == 1
+    if not once or type(before) not in RELAXABLE:
+        return False
+    fuse = fuse_linear_bn_weights if isinstance(before, nn.Linear) else fuse_conv_bn_weights
+    statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+    before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
+    before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also where there was none
+    _replace(model, norm, nn.Identity())
+    return True
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Under every name that the layer has: a model may hold it both by itself and in a Sequential."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                parent._modules[name] = new
+
+
+def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
+    """The same function, of layers that are all in use and that the evidence covers."""
+    if not any(parameter.requires_grad for parameter in relaxed.parameters()):
+        raise ValueError(f"no layer is left to fit:\n{relaxed.relaxation}")
+    try:
+        seen = observe(relaxed, example)
+    except Exception as error:
+        raise ValueError(
+            f"the relaxed model cannot run ({type(error).__name__}: {error}): does forward() read attributes of a layer? Name that "
+            "layer in keep"
+        ) from error
+    for name, module in relaxed.named_modules():
+        if isinstance(module, Relaxed) and not all(seen.of(leaf).calls for leaf in module.modules() if isinstance(leaf, Path)):
+            raise ValueError(f"{name} was relaxed, but forward() does not call it by that name: name it in keep")
+    if not (seen.outputs - before).abs().max() <= 1e-4 * before.abs().max() + 1e-12:
+        raise ValueError(
+            "the relaxed model computes another function: with fold=True, some layer's output is used by others than its "
+            "normalisation; else forward() uses a layer in a way that is not seen: name it in keep"
+        )
+    sites(relaxed)
+    verify(relaxed, example[:2])

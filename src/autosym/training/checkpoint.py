@@ -1,0 +1,167 @@
+"""Checkpoints: one safetensors file, tensors with a JSON header, written atomically. Nothing is ever unpickled.
+
+A file is written under a temporary name, synced, and renamed over the last one: a process killed at any moment leaves either the old
+checkpoint or the new one. What is read is checked before it is used: format, version, names and shapes.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
+from autosym.runtime import processes
+from autosym.runtime.batching import Stream
+from autosym.training.steps import Weights
+
+FORMAT, VERSION = "autosym checkpoint", 4
+STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"format": FORMAT, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
+    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(
+            f"the checkpoint {path} could not be written ({error}); the one before it, if any, is untouched"
+        ) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the renaming itself
+    finally:
+        os.close(folder)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file.
+
+    Nothing is allocated before the header has been compared with the size of the file.
+    """
+    with open(path, "rb") as file:
+        start = file.read(9)  # of safetensors: the length of the header, whose first byte may be any, and the header's brace
+    if start[8:] != b"{" and (start[:1] == b"\x80" or start[:4] == b"PK\x03\x04"):
+        raise ValueError(f"{path} holds a pickle (torch.save?), which can run any code when it is read: it is refused")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise ValueError(f"{path} is a safetensors file, but not a checkpoint of autosym")
+            version = header.get("version", "")
+            if not version.isdecimal():
+                raise ValueError(f"{path} is damaged, as its version is {version!r}: use an earlier one, or start anew")
+            if int(version) > VERSION:
+                raise ValueError(f"{path} is of version {version}, newer than this autosym reads ({VERSION}): upgrade autosym")
+            if int(version) < VERSION:
+                raise ValueError(f"{path} was written by an older autosym (version {version}, this is {VERSION}): start anew")
+            return {name: file.get_tensor(name) for name in file.keys()}, _state(path, header.get("state", ""))  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or not a checkpoint ({error}): use an earlier one, or start anew") from error
+
+
+def _state(path: Path, text: str) -> dict[str, Any]:
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, as its state is not JSON ({error}): use an earlier one, or start anew") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is damaged, as its state is a {type(state).__name__}: use an earlier one, or start anew")
+    return state
+
+
+def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors of a checkpoint into those of a run, if names and shapes are the same; else nothing is changed."""
+    missing, unknown = sorted(set(targets) - set(tensors)), sorted(set(tensors) - set(targets))
+    if missing or unknown:
+        raise ValueError(f"{path} is of another model: it lacks {missing[:3]} and holds {unknown[:3]} that this one does not")
+    for name, target in targets.items():
+        if target.shape != tensors[name].shape or target.dtype != tensors[name].dtype:
+            theirs, ours = ((tuple(t.shape), t.dtype) for t in (tensors[name], target))
+            raise ValueError(f"{path} is of another model: {name} is {theirs} there, but {ours} here")
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a run consists of between two epochs, to be written to a checkpoint and read back."""
+
+    model: nn.Module
+    prior: Prior
+    likelihood: Likelihood
+    weights: Weights
+    stream: Stream
+    config: dict[str, Any]
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # of other steps than those of weights
+
+    def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
+        """The state after ``len(lines)`` epochs; of several processes the first writes."""
+        if not processes.first():
+            return
+        generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
+        scales = {f"scales/{name}": tensor for name, tensor in self.prior.scales.items()}
+        state = {"config": self.config, "lines": lines, "mixture_bound": self.prior.mixture_bound}
+        tensors = {**self._tensors(), **scales, **generators, "generator/global": torch.get_rng_state()}
+        write(path, tensors, state)
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """Go back to a state that was written; returns its history."""
+        tensors, state = read(path)
+        generators = {**self._generators(), "global": torch.default_generator}
+        lacking = [key for key in ("config", "lines", "mixture_bound") if key not in state]
+        lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
+        if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
+            raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
+        if state["config"] != self.config:
+            other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
+            raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
+        theirs, ours = (t.numel() for t in (tensors["generator/noise"], self.stream.noise.get_state()))
+        if theirs != ours and theirs in STATES:
+            raise ValueError(
+                f"{path} is of a run on {STATES[theirs]}, and this one is on {STATES[ours]}: resume it there, or start anew"
+            )
+        own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
+        load_into(self._tensors(), own, path)
+        device = self.weights.lr.device
+        self.prior.scales = {n.removeprefix("scales/"): t.to(device) for n, t in tensors.items() if n.startswith("scales/")}
+        self.prior.mixture_bound = state["mixture_bound"]
+        try:
+            for name, generator in generators.items():
+                generator.set_state(tensors[f"generator/{name}"])
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: its state of a random generator is none ({error}); start anew") from error
+        return state["lines"]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
+        parts |= {
+            "first": self.weights.first,
+            "second": self.weights.second,
+            "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
+            "frames": {f"{name}.{key}": t for name, f in self.weights.frames.items() for key, t in f.state_dict().items()},
+            "more": dict(self.more),
+        }
+        return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        own = {"shuffle": self.stream.shuffle, "noise": self.stream.noise}
+        loader = getattr(self.stream.data, "generator", None)
+        return {**own, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}

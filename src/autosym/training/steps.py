@@ -1,0 +1,136 @@
+"""Weight steps: the likelihood by gradients, the prior by its proximal map, in one metric."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
+from autosym.linear.frames import Frame
+from autosym.runtime import processes
+
+
+class Weights:
+    """Proximal Adam or SGD, at unit likelihood scale (a small noise does not blow up the step).
+
+    The likelihood's gradient g, averaged as m, moves the weights by lr m / M, where M is 1 for SGD and Adam's root of the second
+    moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
+    w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
+
+    With ``sizes``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs has
+    small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
+
+    Those in ``frames`` move in other coordinates, in which m, M, the prior and the units of rates are then taken.
+
+    All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
+    can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        count: int,
+        optimiser: str,
+        momentum: float = 0.9,
+        clip: float = math.inf,
+        sizes: Mapping[str, float] | None = None,
+        frames: Mapping[str, Frame] | None = None,
+    ):
+        self.parameters, self.count, self.frames = parameters, count, frames or {}
+        self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
+        counts = torch.tensor([p.numel() for p in parameters.values()])
+        flat = _flat(parameters.values()).detach()
+        self._first, self._second, self._delta = (torch.zeros_like(flat) for _ in range(3))
+        self.first, self.second = self._by_name(self._first), self._by_name(self._second)
+        self._counts = counts.to(flat)
+        self._path = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(flat.device)
+        units = {name: size or 0.1 for name, size in sizes.items()} if sizes and optimiser == "adam" else {}
+        for name, frame in self.frames.items():
+            units[name] = frame.to(flat).unit(parameters[name].detach().to(flat), units.get(name, 0.1))
+        self.rates = flat.new_tensor([units.get(name, 1.0) for name in parameters])
+        self.loss, self.lr, self.steps = (torch.zeros((), dtype=torch.float64, device=flat.device) for _ in range(3))
+
+    def set_prior(self, prior: Prior, likelihood: Likelihood) -> None:
+        """Take the prior's precisions, relative to the likelihood's scale, for the steps that follow."""
+        precision, weight = prior.precision(), float(likelihood.scale().detach()) * self.count
+        with torch.no_grad():
+            for (name, parameter), delta in zip(self.parameters.items(), self._by_name(self._delta).values(), strict=True):
+                delta.fill_(precision[name] / weight).mul_(prior.scale_of(name, parameter))
+            self._change(self._delta, Frame.precision)
+
+    def step(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
+        """One step on a batch, at the rate ``lr``."""
+        loss, g = self._gradient(model, likelihood, x, y)
+        with torch.no_grad():
+            if self.clip < math.inf:
+                g = g * (self.clip / g.norm()).clamp_max(1)
+            self.loss += loss
+            self.steps += 1
+            w = _flat(self.parameters.values())
+            moved = self._framed_move(w, g) if self.frames else self._move(w, g)
+            torch._foreach_copy_(list(self.parameters.values()), list(self._by_name(moved).values()))
+
+    def _gradient(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss summed over a batch and the gradient of its mean; of the parts that all processes have, if there are several."""
+        if processes.count() == 1:
+            loss = likelihood.loss(model(x), y)
+            return loss.detach(), _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
+        sums = self._first.new_zeros(len(self._first) + 3)
+        if len(x):
+            loss = likelihood.loss(model(x), y)
+            gradient = torch.autograd.grad(loss, list(self.parameters.values()))
+            sums = _flat([*gradient, loss.detach(), loss.new_tensor([len(x), 0])])
+        processes.add(sums)
+        return sums[-3], sums[:-3] / sums[-2]
+
+    def take_loss(self) -> float:
+        """The loss summed over all samples since it was last taken, at the end of an epoch, which all processes have to be at."""
+        if processes.count() > 1:
+            sums = self._first.new_zeros(len(self._first) + 3)
+            sums[-1] = 1
+            processes.add(sums)  # of the shape of a step's: where another process takes a step, it is with that
+            behind = processes.count() - int(sums[-1])
+            if behind:
+                raise ValueError(
+                    f"process {processes.rank()} is at the end of its epoch, where {behind} more have a batch left: give all processes "
+                    "as many batches (the same data, or a loader with a DistributedSampler)"
+                )
+        loss = float(self.loss)
+        self.loss.zero_()
+        return loss
+
+    def _move(self, w: Tensor, g: Tensor) -> Tensor:
+        beta, m, v = self.momentum, self._first, self._second
+        m.lerp_(g, 1 - beta)
+        lr = self.lr * self.rates.index_select(0, self._path)
+        if self.optimiser == "sgd":
+            rate = lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
+            return (w - rate * m) / (1 + rate * self._delta)
+        v.lerp_(g.square(), 0.001)
+        metric = (v / (1 - 0.999**self.steps)).sqrt_()
+        means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._counts
+        rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
+        return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
+
+    def _framed_move(self, w: Tensor, g: Tensor) -> Tensor:
+        """The step is taken back from the frames, and not the weights, which would be rounded every time."""
+        v = self._change(w.clone(), Frame.coordinates)
+        return w + self._change(self._move(v, self._change(g, Frame.slope)) - v, Frame.values)
+
+    def _change(self, flat: Tensor, change: Callable[[Frame, Tensor], Tensor]) -> Tensor:
+        """Of the parts that have a frame, in place."""
+        parts = self._by_name(flat) if self.frames else {}
+        for name, frame in self.frames.items():
+            parts[name].copy_(change(frame, parts[name]))
+        return flat
+
+    def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of the parts of a flat vector, in the shapes of the parameters."""
+        parts = flat.split([p.numel() for p in self.parameters.values()])
+        return {name: part.view(p.shape) for (name, p), part in zip(self.parameters.items(), parts, strict=True)}
+
+
+def _flat(tensors) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
