@@ -17,7 +17,7 @@ NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 def marks(file: str) -> dict[str, set[int]]:
     """The faults that every test of a file is marked with, also where only some of its parameters are."""
     found = {}
-    for node in ast.parse((TESTS / file).read_text()).body:
+    for node in ast.parse(next(TESTS.rglob(file)).read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             calls = [call for decorator in node.decorator_list for call in ast.walk(decorator) if isinstance(call, ast.Call)]
             named = [call for call in calls if ast.unparse(call.func) in ("fault", "pytest.mark.fault")]
@@ -48,7 +48,7 @@ def test_every_fault_has_a_marked_test_in_its_row(number):
 
 
 def test_marks_are_of_the_list():
-    everywhere = {number for path in TESTS.glob("test_*.py") for found in marks(path.name).values() for number in found}
+    everywhere = {number for path in TESTS.rglob("test_*.py") for found in marks(path.name).values() for number in found}
     assert everywhere == set(FAULTS)
 
 

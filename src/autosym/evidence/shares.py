@@ -122,7 +122,7 @@ class Symmetry:
 
     def _table(self) -> str:
         if not self.paths:
-            return "no relaxed layer: make them by autosym.relax(model, example), or build a network by autosym.nets.build"
+            return "no relaxed layer: make them by autosym.relax(model, example), or build a network by autosym.nn.build"
         rows = [("layer", "path", "", "precision", "effective / all", "share")]
         for p in self.paths:
             precision = "  ".join(f"{name} {value:.3g}" for name, value in p.precision.items())

@@ -9,12 +9,18 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MOVED = {  # what 0.1 documented by these names; they go with 0.2
+MOVED = {  # what was documented by these names; they go with 0.2
+    "averaging": "nn.symmetrised",
+    "data": "papers.datasets",
+    "evidence.differentiable": "evidence.gradient",
+    "evidence.last_layer": "papers.last_layer",
     "groups": "linear.groups",
     "layers": "nn.layers",
+    "likelihoods": "bayes.likelihoods",
     "lightning": "training.lightning",
     "nets": "nn.nets",
     "paths": "linear",
+    "priors": "bayes.priors",
 }
 
 

@@ -11,6 +11,7 @@ import autosym
 import oracles
 from autosym import Prior
 from autosym.bayes import likelihoods
+from autosym.curvature.owners import sites
 from autosym.curvature.tape import Tape
 from autosym.evidence import kernel
 from autosym.nn import nets
@@ -55,7 +56,7 @@ def full_log_evidence(model, data, kind, precision, sigma=1.0):
 def owned_names(model):
     """Name of the parameter by that of its path."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {site.name: names[id(site.parameter)] for site in autosym.sites.sites(model)}
+    return {site.name: names[id(site.parameter)] for site in sites(model)}
 
 
 @pytest.mark.parametrize("batch_size", [2, 64])

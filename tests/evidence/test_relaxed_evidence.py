@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from test_relaxing import RELAXED, labels
 from torch import nn
 from torch.testing import assert_close
 
@@ -14,7 +15,6 @@ from autosym.curvature.owners import sites
 from autosym.evidence import laplace
 from autosym.linear.conv import Conv
 from models import EXACT, curvature, draw, exact_blocks, owned, randomised
-from test_conversion import RELAXED, labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 

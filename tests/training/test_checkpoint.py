@@ -267,7 +267,7 @@ def test_numbers_that_json_lacks_are_refused(tmp_path):
 WRITER = """
 import sys, torch
 from pathlib import Path
-from autosym import checkpoint
+from autosym.training import checkpoint
 n = 0
 while True:
     n += 1

@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from test_images import RUNS, TABLES, recomputed
 
 from autosym.papers import images, table1, table2, table3
 from autosym.papers.images import Run
 from autosym.training.schedule import Schedule
-from test_images import RUNS, TABLES, recomputed
 
 # ---- the paper's numbers, as they are printed
 
@@ -77,7 +77,7 @@ def test_shares_of_the_paper():
 
 # ---- the results of this repository
 
-KEPT = sorted((Path(__file__).parent.parent / "results").glob("table*/*.json"))
+KEPT = sorted((Path(__file__).parents[2] / "results").glob("table*/*.json"))
 
 
 @cache
@@ -125,7 +125,7 @@ def figure(table, runs, monkeypatch):
     drawn = []
     figures = pytest.importorskip("matplotlib.figure")
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
-    images.figure(table, runs, Path("none.png"), Path(__file__).parent.parent / "results")
+    images.figure(table, runs, Path("none.png"), Path(__file__).parents[2] / "results")
     return drawn[0]
 
 

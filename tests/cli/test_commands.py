@@ -74,8 +74,8 @@ def test_an_unknown_command_is_refused(capsys):
 
 def test_without_tyro_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
-    monkeypatch.delitem(sys.modules, "autosym.cli")
-    monkeypatch.delattr(autosym, "cli")
+    monkeypatch.delitem(sys.modules, "autosym.cli.commands")
+    monkeypatch.delattr(autosym.cli, "commands")
     assert __main__.main() == 2
     assert "pip install 'autosym[cli]'" in capsys.readouterr().err
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_findings import Page
+from test_wording import network, path
 
 import autosym
 from autosym.answer.equivariance import equivariance_error
 from autosym.nn import nets
 from autosym.report import charts, drawing, findings, page
 from models import draw, images, mlp, small
-from test_report import Page
-from test_wording import network, path
 
 pytest.importorskip("jinja2")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 # ---- the page
@@ -193,7 +193,7 @@ def test_without_jinja2_it_says_what_to_install(fitted, monkeypatch, tmp_path):
 
 
 def test_colours_of_the_page_are_those_of_the_pictures():
-    css = (ROOT / "src/autosym/templates/report.css").read_text()
+    css = (ROOT / "src/autosym/report/templates/report.css").read_text()
     assert set(drawing.COLOURS) == set(page.COLOURED)
     for name, colour in {**drawing.COLOURS, "symmetric": drawing.OTHER_SYMMETRIC, "free": drawing.OTHER_FREE}.items():
         assert f"--{name}: {colour.lower()}" in css

@@ -54,7 +54,7 @@ def test_report_of_a_run(capsys, tmp_path, done):
 
 
 def test_report_of_a_committed_result(capsys, tmp_path):
-    file = Path(__file__).parent.parent / "results/table1/digit_f-fc_conv_evidence-seed0.json"
+    file = Path(__file__).parents[2] / "results/table1/digit_f-fc_conv_evidence-seed0.json"
     shown(capsys, "report", file, "--out", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "became translation-equivariant" in text

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from test_relaxing import labels
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import autosym
 from architectures import LeNet, Reused, built
-from test_conversion import labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 
