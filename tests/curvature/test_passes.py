@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from autosym.bayes.likelihoods import LIKELIHOODS
-from autosym.curvature.passes import Signs
+from autosym.curvature.passes import TARGETS, Signs, alike
 from autosym.nn import layers, nets
 from factories import LAYERS
 from models import (
@@ -275,3 +275,19 @@ def test_tensors_datasets_loaders_and_lists_give_the_same():
 def test_float64_data_meet_a_float32_model():
     model, (x, y) = mlp(5, 4, 3).float(), draw("gaussian", 4)
     assert curvature(model, (x, y), "gaussian").factors["0.weight"].A.dtype == torch.float32
+
+
+# ---- of which data
+
+
+def test_fingerprints_are_compared_up_to_rounding_and_say_nothing_where_there_is_none():
+    sums = torch.tensor([3.0, 5.0, 0.1, 0.2, 0.3], dtype=torch.float64)
+    inputs, targets = (sums + torch.eye(5, dtype=torch.float64)[place] for place in (3, 1))
+    assert alike(sums, sums * (1 + 1e-7))
+    assert not alike(sums, sums * (1 + 1e-4))
+    assert not alike(sums, sums * (1 + 1e-7), rtol=1e-9, atol=1e-9)
+    assert not alike(sums, inputs)
+    assert alike(sums, inputs, TARGETS)
+    assert not alike(sums, targets, TARGETS)
+    assert alike(None, sums)
+    assert alike(sums, None)

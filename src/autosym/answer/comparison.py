@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from autosym.bayes.priors import Prior
-from autosym.curvature import passes
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import alike
+from autosym.curvature.passes import TARGETS, Pass, alike
 from autosym.evidence import wording
 from autosym.linear.factored import FactoredOut
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.path import Path
 from autosym.linear.sparse import SparseOut
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
@@ -151,19 +150,18 @@ def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     if moved:
         raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
-    samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
-    for x, y in batches(data, 256):
-        x, y = to_model(x, y, fitted.model, "the data")
-        samples, fingerprint = samples + len(x), fingerprint + passes.fingerprint(x, y).cpu()
+    shown = Pass(fitted.model, data, fitted.likelihood, 256, alone=True, allow_partial=True)
+    for x, y, _, _ in shown:
         fitted.likelihood.check(fitted.laplace.outputs, y)
         with torch.enable_grad():
             loss = fitted.likelihood.loss(fitted.model(x), y)
         for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):
             total -= part
+    shown.finish()
     at = fitted.laplace.curvature
-    if samples != at.samples or (at.fingerprint is not None and not alike(fingerprint, at.fingerprint)):
+    if shown.samples != at.samples or not alike(shown.fingerprint, at.fingerprint):
         raise ValueError(
-            f"these {samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
+            f"these {shown.samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
             "fitted to, or none"
         )
     return sums
@@ -195,8 +193,7 @@ def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
                 f"{first} was fitted to {counts[0][0]} samples with {counts[0][1]} outputs, {name} to {counts[1][0]} with "
                 f"{counts[1][1]}: evidence is comparable for the same data only"
             )
-        targets = [f.laplace.curvature.fingerprint for f in (one, other)]
-        if all(t is not None for t in targets) and not alike(*(t[:2] for t in targets if t is not None)):
+        if not alike(one.laplace.fingerprint, other.laplace.fingerprint, TARGETS):
             raise ValueError(
                 f"{first} and {name} were fitted to different targets: evidence is comparable for the same data only"
             )
@@ -220,11 +217,7 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
         yield "it has maps that are products of two factors, others have not: Laplace depends on the parametrisation"
     if _has(own.model, GroupConv) and rest(lambda f: _has(f.model, GroupConv)):
         yield "the Kronecker curvature of group convolutions is smaller, against the exact one, than that of others (docs/evidence.md)"
-    fingerprint = own.laplace.curvature.fingerprint
-    if fingerprint is not None and any(
-        f.laplace.curvature.fingerprint is not None and not alike(f.laplace.curvature.fingerprint, fingerprint)
-        for f in others.values()
-    ):
+    if not all(alike(own.laplace.fingerprint, f.laplace.fingerprint) for f in others.values()):
         yield "its inputs are not those of others (scaled or cut otherwise?): make sure that they are the same samples"
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from autosym.answer.comparison import Comparison, judged, probabilities
 from autosym.answer.equivariance import equivariance_error
 from autosym.bayes.likelihoods import Categorical, Gaussian
-from autosym.curvature import passes
-from autosym.curvature.passes import alike
+from autosym.curvature.passes import Pass, alike
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
 from autosym.linear.conv import Conv
@@ -108,9 +107,10 @@ def _as_list(fingerprint: Tensor | None) -> list[float] | None:
 
 def _kind(fit: Fit, data: Data) -> str:
     """Whether these are the training data."""
-    sums = [passes.fingerprint(*to_model(x, y, fit.model, "the report's data")).cpu() for x, y in batches(data, 1000)]
-    own = fit.estimate.fingerprint
-    return "training" if sums and own is not None and alike(torch.stack(sums).sum(0), own) else "given"
+    own, shown = fit.estimate.fingerprint, Pass(fit.model, data, fit.likelihood, 1000, alone=True, allow_partial=True)
+    for _ in shown:
+        pass
+    return "training" if own is not None and alike(shown.fingerprint.cpu(), own) else "given"
 
 
 def settings(schedule: Schedule) -> dict[str, Any]:

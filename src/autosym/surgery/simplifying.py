@@ -119,9 +119,8 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
 
 
 def _refuse_other_data(fitted: Fit, again: Fit) -> None:
-    marks = [fit.estimate.fingerprint for fit in (fitted, again)]
-    known = [mark for mark in marks if mark is not None]
-    if fitted.evidence.samples != again.evidence.samples or (len(known) == 2 and not alike(*known)):
+    same = alike(fitted.estimate.fingerprint, again.estimate.fingerprint)
+    if fitted.evidence.samples != again.evidence.samples or not same:
         raise ValueError(
             f"the fit was to {fitted.evidence.samples} samples and these are {again.evidence.samples}, or others: pass the data of the fit "
             "(its evidence_data, where it had some)"
