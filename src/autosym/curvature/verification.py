@@ -5,8 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import sites
 from autosym.curvature.tape import Tape
+from autosym.runtime import processes
+from autosym.runtime.batching import to_model
 
 
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
@@ -43,6 +46,18 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     activations = sum(size for where, size in kept.items() if where not in weights)
     largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
     return (activations + 3 * largest) / len(x)
+
+
+def outputs_of(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> int:
+    """The number of outputs, if model, samples and likelihood go together; an error in one process is an error in all."""
+    refuse_batch_dependence(model)
+    with processes.agreeing(), torch.no_grad():
+        x, y = to_model(x, y, model, "the first samples")
+        verify(model, x)
+        f = model(x)
+        likelihood.check(f.shape[1], y)
+        likelihood.check_outputs(f, model)
+    return f.shape[1]
 
 
 def linearised(

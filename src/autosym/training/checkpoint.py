@@ -6,6 +6,7 @@ checkpoint or the new one. What is read is checked before it is used: format, ve
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,3 +166,25 @@ class State:
         own = {"shuffle": self.stream.shuffle, "noise": self.stream.noise}
         loader = getattr(self.stream.data, "generator", None)
         return {**own, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}
+
+
+class Keeper:
+    """Writes the state of a run to a file from time to time, or, without a file, never."""
+
+    def __init__(self, state: State, path: str | Path | None, seconds: float):
+        self.state, self.path, self.seconds = state, None if path is None else Path(path), seconds
+        self.saved = time.perf_counter()
+
+    def begin(self, resume: bool) -> list[dict[str, Any]]:
+        """Go back to the state of the file, if there is one to resume; returns the history so far."""
+        lines = self.state.read(self.path) if self.path and resume and self.path.exists() else []
+        if self.path and not lines:
+            self.state.write(self.path, lines)  # over that of an earlier run, which a resumed one must not go on from
+        self.saved = time.perf_counter()
+        return lines
+
+    def keep(self, lines: list[dict[str, Any]], last: bool) -> None:
+        """At the end of an epoch: write, if it is time, or the ``last``."""
+        if self.path and (last or time.perf_counter() - self.saved > self.seconds):
+            self.state.write(self.path, lines)
+            self.saved = time.perf_counter()
