@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import autosym
 import files
 from autosym.cli import exported, own_images, pictures
 from autosym.papers import datasets
@@ -52,6 +53,13 @@ def resume(path):
     fit(model, data, epochs=1, checkpoint=path, resume=True)
 
 
+def load_fit(path):
+    folder = path.parent / "fit"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(path, folder / "fit.safetensors")
+    autosym.load(folder, problem()[0])
+
+
 def in_place_of(name, read):
     """Read a run with one of its files replaced."""
 
@@ -74,6 +82,7 @@ def draw_report(folder):
 # name: (its file among those that are made, how it is read, how many changes of it are tried)
 READERS = {
     "checkpoint": ("c.safetensors", checkpoint.read, 150),
+    "saved fit": ("fit.safetensors", load_fit, 100),
     "resumed run": ("c.safetensors", resume, 60),
     "arrays": ("a.npz", pictures.read, 150),
     "compressed arrays": ("z.npz", pictures.read, 150),
@@ -95,7 +104,7 @@ def made(tmp_path_factory):
     pytest.importorskip("jinja2")
     folder = tmp_path_factory.mktemp("sound")
     model, samples = problem()
-    fit(model, samples, epochs=1, checkpoint=folder / "c.safetensors")
+    fit(model, samples, epochs=1, checkpoint=folder / "c.safetensors").save(folder)
     draw = np.random.default_rng(0)
     arrays = {"images": draw.integers(0, 256, (8, 8, 8), dtype=np.uint8), "labels": np.arange(8) % 2}
     np.savez(folder / "a.npz", **arrays)

@@ -147,9 +147,7 @@ def short_of_mode(fitted: Fit, data: Data) -> float:
 def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     """The gradient of the log-likelihood of all data at unit scale, by name of path."""
     owned = {site.name: site.parameter for site in sites(fitted.model)}
-    moved = [name for name, weight in owned.items() if not torch.equal(weight, fitted.laplace.parameters[name])]
-    if moved:
-        raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
+    fitted.check_weights()
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
     samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
     for x, y in batches(data, 256):

@@ -77,6 +77,12 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     return list(found.values())
 
 
+def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
+    """The parameter that a site is named after: its own name, or that of the path whose weight it is."""
+    module = model.get_submodule(name) if name in dict(model.named_modules()) else None
+    return model.get_parameter(name) if module is None else module.get_parameter("weight")
+
+
 def is_under(name: str, stem: str) -> bool:
     """Whether a dotted name is ``stem``, or of something that it holds; the model itself, "", holds all."""
     return not stem or name == stem or name.startswith(f"{stem}.")

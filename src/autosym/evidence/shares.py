@@ -180,4 +180,4 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symme
             }
             counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
             rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
-    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), simplified=hasattr(model, "simplification"))
+    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()))

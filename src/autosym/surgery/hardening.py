@@ -99,6 +99,8 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
         )
     if not any(isinstance(module, LAYERS) for module in model.modules()):
         raise ValueError("the model has no path of autosym's, so there is nothing to harden")
+    if isinstance(fitted, Fit):
+        fitted.check_weights()
     refuse_batch_dependence(model)
     seen = None if data is None else _Outputs(model, data, fitted.likelihood if isinstance(fitted, Fit) else None)
     hardened = copy.deepcopy(model)

@@ -71,6 +71,7 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
         raise ValueError("simplify compares evidence under Gaussian priors, not the bound of Student-t ones: fit without nu")
     if not isinstance(fitted.estimate, Laplace):
         raise ValueError("simplify compares evidence by Kronecker factors: fit without kernel=")
+    fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
     candidates = {f"{path.layer}.{path.path}".lstrip("."): path for path in found.optional()}
@@ -114,7 +115,14 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
     schedule = replace(fitted.schedule, sampled_end=bool(options.get("sampled", False)))
     evidence, likelihood = estimate(prior), estimate.likelihood
     return replace(
-        fitted, model=model, prior=prior, likelihood=likelihood, schedule=schedule, estimate=estimate, evidence=evidence
+        fitted,
+        model=model,
+        prior=prior,
+        likelihood=likelihood,
+        schedule=schedule,
+        estimate=estimate,
+        evidence=evidence,
+        simplified=True,
     )
 
 

@@ -27,11 +27,17 @@ FORMAT, VERSION = "autosym checkpoint", 4
 STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
     """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = {"format": FORMAT, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
-    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header)
+    header = {"format": kind, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
+    kept: dict[str, Tensor] = {}
+    places: set[int] = set()  # tensors that share memory (tied weights, say) are written once for each name
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        kept[name] = own.clone() if own.untyped_storage().data_ptr() in places else own
+        places.add(own.untyped_storage().data_ptr())
+    blob = save(kept, header)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -51,7 +57,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -
         os.close(folder)
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file.
 
     Nothing is allocated before the header has been compared with the size of the file.
@@ -63,8 +69,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise ValueError(f"{path} is a safetensors file, but not a checkpoint of autosym")
+            if header.get("format") != kind:
+                raise ValueError(f"{path} is a safetensors file, but not an {kind}")
             version = header.get("version", "")
             if not version.isdecimal():
                 raise ValueError(f"{path} is damaged, as its version is {version!r}: use an earlier one, or start anew")
