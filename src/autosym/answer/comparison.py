@@ -88,6 +88,11 @@ def compare(
     Fits are compared as they are; a model is first trained, in place, by ``fit(model, data, **options)``. With ``data``, which are then
     those of every candidate, it is also measured how far the weights are from a mode of the posterior, where Laplace holds.
     """
+    if isinstance(candidates, (Fit, nn.Module, str)) or not hasattr(candidates, "__iter__"):
+        raise TypeError(
+            f"compare takes several fits or models, got one {type(candidates).__name__}: give a list, or a dict by name, "
+            "compare({'one': fit, 'two': other})"
+        )
     named = dict(candidates) if isinstance(candidates, Mapping) else {str(i): c for i, c in enumerate(candidates)}
     if len(named) < 2:
         raise ValueError(f"a comparison needs at least two fits or models, got {len(named)}")

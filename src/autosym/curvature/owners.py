@@ -16,6 +16,7 @@ from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
 from autosym.linear.path import Path
 from autosym.linear.sparse import Sparse, SparseConv, SparseIn, SparseOut, Tangents
+from autosym.runtime.batching import check_module
 
 
 class Definition(Protocol):
@@ -43,6 +44,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
 
     Paths own their weight; torch's Linear, Conv1d and Conv2d are read as Dense or Conv and Bias. Anything else is refused.
     """
+    check_module(model)
     found: dict[int, Site] = {}
     owners: dict[int, str] = {}
     for module_name, module in model.named_modules():

@@ -9,7 +9,7 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import sites
 from autosym.curvature.tape import Tape
 from autosym.runtime import processes
-from autosym.runtime.batching import to_model
+from autosym.runtime.batching import check_module, to_model
 
 
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
@@ -85,6 +85,7 @@ def linearised(
 
 def refuse_batch_dependence(model: nn.Module) -> None:
     """Refuse models whose output for a sample depends on its batchmates, or on chance."""
+    check_module(model)
     if torch.is_inference_mode_enabled():
         raise ValueError("curvature needs a graph: call it outside of torch.inference_mode() (torch.no_grad() is fine)")
     for name, module in model.named_modules():

@@ -104,6 +104,16 @@ def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor
     return x.to(parameter), y
 
 
+def check_module(model: object) -> None:
+    """Refuse what is given in the place of a model, a Fit, say, and name what to give."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        raise TypeError(f"the model is the class {model.__name__}: make one of it, {model.__name__}(...)")
+    how = "give its model, by .model" if hasattr(model, "model") else "give a torch module"
+    raise TypeError(f"the model is a {type(model).__name__}, not a torch module: {how}")
+
+
 def _check_lengths(inputs: Tensor, targets: Tensor) -> None:
     if len(inputs) != len(targets):
         raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")

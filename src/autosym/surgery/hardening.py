@@ -21,7 +21,7 @@ from autosym.curvature.verification import refuse_batch_dependence
 from autosym.evidence.shares import Effective, effective
 from autosym.linear.path import Path
 from autosym.nn.layers import Affine, Factored, Relaxed, SparseFactored
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data, batches, check_module, to_model
 from autosym.runtime.tables import table
 from autosym.surgery.merging import LAYERS, plain
 from autosym.training.fitted import Fit
@@ -90,6 +90,7 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
     it.
     """
     model = fitted.model if isinstance(fitted, Fit) else fitted
+    check_module(model)
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is a part of the whole, in [0, 1), got {tolerance}")
     if data is None and (not isinstance(fitted, Fit) or fitted.schedule.step == "none"):

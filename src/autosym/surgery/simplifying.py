@@ -65,6 +65,11 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
     such path, and another for each that is tried. A sparse path that is constant in space by its omega breaks nothing, but is tried too.
     The record is ``simplification`` of the model of the fit returned; print it. ``options`` are those of ``autosym.curvature.kfac``.
     """
+    if not isinstance(fitted, Fit):
+        raise TypeError(
+            f"simplify takes the Fit that autosym.fit returned, got a {type(fitted).__name__}: of a model, it is "
+            "simplify(autosym.fit(model, data), data)"
+        )
     if fitted.schedule.step == "none":
         raise ValueError("simplify compares evidence at learned precisions: fit without step='none'")
     if math.isfinite(fitted.prior.nu):

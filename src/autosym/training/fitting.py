@@ -35,6 +35,7 @@ from autosym.runtime.batching import (
     Stream,
     batches,
     check_loader,
+    check_module,
     check_repeatable,
     check_seen,
     checksum,
@@ -154,6 +155,7 @@ def prepare(
 ) -> Run:
     """Find out before the first step what would end the run after the last, and set everything up for it."""
     schedule.evidence_epochs()  # refuses a run without one
+    check_module(model)
     model = processes.unwrapped(model)
     processes.make_same(model)
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
