@@ -13,6 +13,7 @@ from typing import Any
 from autosym.runtime import processes
 
 Callback = Callable[[dict[str, Any]], None]
+OWN = ("loss", "seconds", "log_evidence", "log_likelihood", "occam")  # numbers of a line that are not hyperparameters
 
 
 @contextmanager
@@ -120,4 +121,4 @@ def scalars(line: Mapping[str, Any], samples: int) -> dict[str, float]:
             found[f"{key}_per_sample"] = line[key] / samples
     for key in ("precision", "effective_parameters", "free_share"):
         found |= {f"{key}/{name}": value for name, value in line.get(key, {}).items() if value is not None}
-    return found | ({"sigma_noise": line["sigma_noise"]} if "sigma_noise" in line else {})
+    return found | {key: value for key, value in line.items() if isinstance(value, float) and key not in OWN}

@@ -137,6 +137,8 @@ class State:
         lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
         if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
             raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
+        if "likelihood" in self.config:
+            state["config"].setdefault("likelihood", self.config["likelihood"])  # earlier files do not say
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
@@ -158,8 +160,9 @@ class State:
         return state["lines"]
 
     def _tensors(self) -> dict[str, Tensor]:
-        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
+        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict()}
         parts |= {
+            "likelihood": self.likelihood.hyperparameters(),
             "first": self.weights.first,
             "second": self.weights.second,
             "weights": {"steps": self.weights.steps, "rates": self.weights.rates},

@@ -136,7 +136,7 @@ class Run:
     def state(self, data: Data | None) -> State:
         """What a checkpoint holds; ``data`` are those whose checksum a resumed run must have, if it can be taken."""
         config = {"schedule": repr(self.schedule), "seed": self.seed, "samples": self.count}
-        config |= {"checksum of the data": None if data is None else checksum(data)}
+        config |= {"checksum of the data": None if data is None else checksum(data), "likelihood": self.likelihood.name}
         return State(self.model, self.prior, self.likelihood, self.weights, self.stream, config, self.ranges.tensors())
 
 

@@ -97,12 +97,21 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of your own has to hold; the weights are the model's."""
-        return {"prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict(), "steps": self.steps}
+        hyperparameters = {name: tensor.detach() for name, tensor in self.likelihood.hyperparameters().items()}
+        return {"prior": self.prior.state_dict(), "likelihood": hyperparameters, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that was saved."""
         self.prior.load_state_dict(state["prior"])
-        self.likelihood.load_state_dict(state["likelihood"])
+        own = self.likelihood.hyperparameters()
+        if own.keys() != state["likelihood"].keys():
+            raise ValueError(
+                f"the state is of another likelihood: it holds {list(state['likelihood'])} and the {self.likelihood.name} likelihood "
+                f"{list(own)}; make the Learner with the one it is of"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state["likelihood"][name])
         self.steps = int(state["steps"])
 
     def _weights(self) -> dict[str, float]:
