@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autosym.runtime.batching import rows_not_finite
+
 IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X"), ("labels", "y", "Y")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
@@ -181,8 +183,7 @@ def _as_floats(path: Path, key: str, array: np.ndarray) -> Tensor:
         )
     elif images.shape[3] < images.shape[1]:
         images = images.permute(0, 3, 1, 2).contiguous()
-    bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
-    if bad:
+    if bad := rows_not_finite(images):
         raise ValueError(f"{path}: {key} {_some(bad)} hold NaN or Inf: drop or mend them")
     return images
 

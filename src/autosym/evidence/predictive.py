@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.verification import linearised, refuse_batch_dependence
+from autosym.runtime.batching import check_finite
 
 Link = Literal["probit", "monte-carlo"]
 
@@ -57,9 +58,7 @@ def predictive(
         )
     if not len(x):
         raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
-    if not torch.isfinite(x).all():
-        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(f"the inputs of the predictive are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
+    check_finite(x, "the inputs of the predictive")
     x = x.to(next(model.parameters()))
     precision = prior.precision()
     scale = float(likelihood.scale().detach())

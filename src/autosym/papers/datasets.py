@@ -6,7 +6,6 @@ The variants are deterministic by seed. Two of them with one seed share their dr
 import gzip
 import math
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from autosym.runtime import files
 
 Pairs = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -80,14 +81,11 @@ def cifar10(folder: str | Path | None = None, download: bool = True) -> Pairs:
 
     def fetch(root: Path, missing: Sequence[str]) -> None:
         archive = _retrieve(CIFAR10_URL, CIFAR10_MD5, root)
-        (root / "cifar-10-batches-bin").mkdir(exist_ok=True)
         with tarfile.open(archive) as tar:
             for name in missing:
-                packed, path = tar.extractfile(f"cifar-10-batches-bin/{name}"), root / "cifar-10-batches-bin" / name
+                packed = tar.extractfile(f"cifar-10-batches-bin/{name}")
                 assert packed is not None
-                with packed, path.with_suffix(".part").open("wb") as part:  # under its name only when it is whole
-                    shutil.copyfileobj(packed, part)
-                path.with_suffix(".part").replace(path)
+                files.write(root / "cifar-10-batches-bin" / name, packed.read())
 
     places = (".", "cifar-10-batches-bin", "cifar10")
     hint = "; take the binary version: the python version is pickles, which can run any code when opened, and is not read"

@@ -88,17 +88,24 @@ def all_finite(t: Tensor) -> bool:
     return bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all())
 
 
+def rows_not_finite(t: Tensor) -> list[int]:
+    """The rows of a tensor (N, ...) that hold a NaN or an Inf."""
+    finite = not t.is_floating_point() or all_finite(t)
+    return [] if finite else (~torch.isfinite(t).reshape(len(t), -1).all(1)).nonzero().flatten().tolist()
+
+
+def check_finite(t: Tensor, what: str, where: str = "") -> None:
+    """Refuse rows that hold a NaN or an Inf, by their numbers."""
+    if rows := rows_not_finite(t):
+        raise ValueError(f"{what} are not finite (NaN or Inf) in rows {rows[:5]}{where}: drop or mend them")
+
+
 def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
     """A batch on the device and in the precision of the model, if its values can be used."""
     if not x.is_floating_point():
         raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
-    if not all_finite(x):
-        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(
-            f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them"
-        )
-    if y.is_floating_point() and not all_finite(y):
-        raise ValueError(f"the targets of {which} are not finite (NaN or Inf): drop or mend them")
+    check_finite(x, f"the inputs of {which}", " of that batch")
+    check_finite(y, f"the targets of {which}", " of that batch")
     parameter = next(model.parameters())
     y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)
     return x.to(parameter), y

@@ -1,11 +1,9 @@
 """Checkpoints: one safetensors file, tensors with a JSON header, written atomically. Nothing is ever unpickled.
 
-A file is written under a temporary name, synced, and renamed over the last one: a process killed at any moment leaves either the old
-checkpoint or the new one. What is read is checked before it is used: format, version, names and shapes.
+What is read is checked before it is used: format, version, names and shapes.
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.runtime import processes
+from autosym.runtime import files, processes
 from autosym.runtime.batching import Stream
 from autosym.training.steps import Weights
 
@@ -29,7 +27,6 @@ STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of ran
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
     """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     header = {"format": kind, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
     kept: dict[str, Tensor] = {}
     places: set[int] = set()  # tensors that share memory (tied weights, say) are written once for each name
@@ -37,24 +34,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], k
         own = tensor.detach().cpu().contiguous()
         kept[name] = own.clone() if own.untyped_storage().data_ptr() in places else own
         places.add(own.untyped_storage().data_ptr())
-    blob = save(kept, header)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(
-            f"the checkpoint {path} could not be written ({error}); the one before it, if any, is untouched"
-        ) from error
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the renaming itself
-    finally:
-        os.close(folder)
+    files.write(path, save(kept, header))
 
 
 def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:
