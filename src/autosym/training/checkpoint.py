@@ -22,7 +22,7 @@ from autosym.runtime.batching import Stream
 from autosym.training.steps import Weights
 
 FORMAT, VERSION = "autosym checkpoint", 4
-STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
+STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # lengths of a random generator's state
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
@@ -74,7 +74,7 @@ def _state(path: Path, text: str) -> dict[str, Any]:
 
 
 def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors of a checkpoint into those of a run, if names and shapes are the same; else nothing is changed."""
+    """Copy the tensors of a checkpoint into those of a run. If a name or shape differs, refuse, and change nothing."""
     missing, unknown = sorted(set(targets) - set(tensors)), sorted(set(tensors) - set(targets))
     if missing or unknown:
         raise ValueError(f"{path} is of another model: it lacks {missing[:3]} and holds {unknown[:3]} that this one does not")
@@ -89,7 +89,7 @@ def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path
 
 @dataclass(frozen=True)
 class State:
-    """Everything a run consists of between two epochs, to be written to a checkpoint and read back."""
+    """The whole state of a run between two epochs, as a checkpoint holds it."""
 
     model: nn.Module
     prior: Prior
@@ -97,10 +97,10 @@ class State:
     weights: Weights
     stream: Stream
     config: dict[str, Any]
-    more: Mapping[str, Tensor] = field(default_factory=dict)  # of other steps than those of weights
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # state of other optimisers than that of the weights
 
     def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        """The state after ``len(lines)`` epochs; of several processes the first writes."""
+        """Write the state after ``len(lines)`` epochs. With several processes, the first writes."""
         if not processes.first():
             return
         generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
@@ -110,7 +110,7 @@ class State:
         write(path, tensors, state)
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """Go back to a state that was written; returns its history."""
+        """Go back to the state in the file; returns its history."""
         tensors, state = read(path)
         generators = {**self._generators(), "global": torch.default_generator}
         lacking = [key for key in ("config", "lines", "mixture_bound") if key not in state]
@@ -118,7 +118,7 @@ class State:
         if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
             raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
         if "likelihood" in self.config:
-            state["config"].setdefault("likelihood", self.config["likelihood"])  # earlier files do not say
+            state["config"].setdefault("likelihood", self.config["likelihood"])  # older files do not name it
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
