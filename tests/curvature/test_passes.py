@@ -8,12 +8,12 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from autosym.bayes.likelihoods import LIKELIHOODS
 from autosym.curvature.passes import TARGETS, Signs, alike
 from autosym.nn import layers, nets
 from factories import LAYERS
 from models import (
     EXACT,
+    KINDS,
     assert_same,
     convnet,
     curvature,
@@ -36,7 +36,7 @@ def test_share_blocks_is_the_mean():
     assert not torch.allclose(own.factors["0.theta_2"].G[0], own.factors["0.theta_2"].G[1])
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_sampled_curvature_approaches_the_exact_one(likelihood):
     model, data = mlp(5, 4, 3), draw(likelihood, 8)
     exact = curvature(model, data, likelihood)
@@ -117,7 +117,7 @@ def test_subset_of_all_is_all():
     assert_same(curvature(model, data, subset=20, batch_size=6), curvature(model, data))
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_float32_is_close_to_float64(likelihood):
     model, (x, y) = convnet(), draw(likelihood, 10, (2, 6, 5))
     exact = curvature(model, (x, y), likelihood)

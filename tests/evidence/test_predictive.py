@@ -10,7 +10,6 @@ from torch.testing import assert_close
 import autosym
 import oracles
 from autosym import Categorical, Gaussian, calibration_error
-from autosym.bayes.likelihoods import LIKELIHOODS
 from autosym.curvature.kronecker import kfac
 from autosym.curvature.owners import sites
 from autosym.nn import nets
@@ -52,7 +51,7 @@ def test_gaussian_predictive_is_bayesian_linear_regression(precision, sigma, out
     assert found.probabilities is None
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -214,7 +213,7 @@ def test_batch_dependence_is_refused():
         fit.predictive(data[0])
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_a_fit_predicts_at_its_end(likelihood):
     """With the precisions, the noise and the exact curvature of the end of the run."""
     model, (x, y) = mlp(5, 4, 3), draw(likelihood, 20)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
@@ -87,6 +88,11 @@ def compare(
     Fits are compared as they are; a model is first trained, in place, by ``fit(model, data, **options)``. With ``data``, which are then
     those of every candidate, it is also measured how far the weights are from a mode of the posterior, where Laplace holds.
     """
+    if isinstance(candidates, (Fit, nn.Module, str)) or not hasattr(candidates, "__iter__"):
+        raise TypeError(
+            f"compare takes several fits or models, got one {type(candidates).__name__}: give a list, or a dict by name, "
+            "compare({'one': fit, 'two': other})"
+        )
     named = dict(candidates) if isinstance(candidates, Mapping) else {str(i): c for i, c in enumerate(candidates)}
     if len(named) < 2:
         raise ValueError(f"a comparison needs at least two fits or models, got {len(named)}")
@@ -146,9 +152,7 @@ def short_of_mode(fitted: Fit, data: Data) -> float:
 def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     """The gradient of the log-likelihood of all data at unit scale, by name of path."""
     owned = {site.name: site.parameter for site in sites(fitted.model)}
-    moved = [name for name, weight in owned.items() if not torch.equal(weight, fitted.laplace.parameters[name])]
-    if moved:
-        raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
+    fitted.check_weights()
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
     shown = Pass(fitted.model, data, fitted.likelihood, 256, alone=True, allow_partial=True)
     for x, y, _, _ in shown:
@@ -188,7 +192,8 @@ def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
                 "are not of the same data; fit both with one likelihood"
             )
         counts = [(f.evidence.samples, f.laplace.curvature.outputs) for f in (one, other)]
-        if counts[0][0] != counts[1][0] or (one.likelihood.name == "gaussian" and counts[0][1] != counts[1][1]):
+        classes = likelihoods.classes(one.likelihood, counts[0][1])  # a model may have outputs for classes that the data lack
+        if counts[0][0] != counts[1][0] or (classes is None and counts[0][1] != counts[1][1]):
             raise ValueError(
                 f"{first} was fitted to {counts[0][0]} samples with {counts[0][1]} outputs, {name} to {counts[1][0]} with "
                 f"{counts[1][1]}: evidence is comparable for the same data only"
@@ -227,13 +232,13 @@ def _has(model: nn.Module, *kinds: type[Path]) -> bool:
 
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
     """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
-    outputs = fitted.laplace.curvature.outputs
-    if fitted.likelihood.name == "categorical":
-        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, outputs)
+    classes = likelihoods.classes(fitted.likelihood, fitted.laplace.curvature.outputs)
+    if classes is not None:
+        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
         if part < 0:
-            yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
+            yield f"its evidence is below that of guessing one of {classes} classes: it explains nothing (yet); train longer"
         elif part < wording.LITTLE:
-            yield f"its evidence is {part:.0%} better than guessing one of {outputs} classes, little: a simpler model may win by not trying"
+            yield f"its evidence is {part:.0%} better than guessing one of {classes} classes, little: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):

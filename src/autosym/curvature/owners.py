@@ -16,6 +16,7 @@ from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
 from autosym.linear.path import Path
 from autosym.linear.sparse import Sparse, SparseConv, SparseIn, SparseOut, Tangents
+from autosym.runtime.batching import check_module
 
 
 class Definition(Protocol):
@@ -43,6 +44,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
 
     Paths own their weight; torch's Linear, Conv1d and Conv2d are read as Dense or Conv and Bias. Anything else is refused.
     """
+    check_module(model)
     found: dict[int, Site] = {}
     owners: dict[int, str] = {}
     for module_name, module in model.named_modules():
@@ -66,6 +68,12 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             "the model has no trainable parameter, so there is nothing to integrate over: unfreeze some by requires_grad_(True)"
         )
     return list(found.values())
+
+
+def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
+    """The parameter that a site is named after: its own name, or that of the path whose weight it is."""
+    module = model.get_submodule(name) if name in dict(model.named_modules()) else None
+    return model.get_parameter(name) if module is None else module.get_parameter("weight")
 
 
 def check_parameter(name: str, parameter: nn.Parameter, owners: dict[int, str]) -> None:

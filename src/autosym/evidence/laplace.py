@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autosym.bayes import likelihoods
-from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.kronecker import Curvature, kfac
 from autosym.curvature.owners import sites
@@ -133,10 +133,7 @@ def closed_form_step(
     target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
     step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
     prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
-    if isinstance(likelihood, Gaussian):
-        left = (count - gamma.sum()).clamp_min(1)
-        variance = (statistic / left).clamp_min(torch.finfo(torch.float64).tiny)
-        likelihood.log_variance.add_((damping * (variance.log() - likelihood.log_variance)).clamp(-trust, trust))
+    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:

@@ -43,24 +43,27 @@ def summary(contents: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def gained(evidence: float, samples: int, outputs: int) -> float:
+def gained(evidence: float, samples: int, classes: int) -> float:
     """1 - log p(D) / N log(1/K): the part of what guessing one of K classes leaves to explain that a model explains."""
-    return 1 - evidence / (-samples * math.log(outputs)) if outputs > 1 else 1.0
+    return 1 - evidence / (-samples * math.log(classes)) if classes > 1 else 1.0
 
 
 def _gained(contents: Mapping[str, Any]) -> float:
     """The same of a report's contents; all where it is not of classes, or not known."""
-    known = (contents.get("evidence") or {}).get("log_evidence"), contents.get("samples"), contents.get("outputs")
-    evidence, samples, outputs = known
-    if contents.get("likelihood") != "categorical" or evidence is None or not samples or not outputs:
-        return 1.0
-    return gained(evidence, samples, outputs)
+    evidence, samples = (contents.get("evidence") or {}).get("log_evidence"), contents.get("samples")
+    classes = _classes(contents)
+    return 1.0 if evidence is None or not samples or not classes else gained(evidence, samples, classes)
+
+
+def _classes(contents: Mapping[str, Any]) -> int | None:
+    """How many classes targets are of; None where they are not classes. Files of earlier versions say it by likelihood and outputs."""
+    return contents.get("class_count", contents.get("outputs") if contents.get("likelihood") == "categorical" else None)
 
 
 def one_class(contents: Mapping[str, Any]) -> str:
     """What says that all labels are the same, if so: N sum y^2 = (sum y)^2, by the fingerprint of the data."""
     found, samples = contents.get("fingerprint"), contents.get("samples")
-    if contents.get("likelihood") != "categorical" or not found or not samples or samples * found[1] != found[0] ** 2:
+    if not _classes(contents) or not found or not samples or samples * found[1] != found[0] ** 2:
         return ""
     return f"Nothing can be learned: all {samples} labels are of class {found[0] / samples:.0f}, so there is nothing to tell apart."
 
@@ -71,9 +74,9 @@ def guessing(contents: Mapping[str, Any]) -> str:
         return one
     if _gained(contents) > 0:
         return ""
-    samples, outputs = contents["samples"], contents["outputs"]
-    own, chance = contents["evidence"]["log_evidence"] / samples, -math.log(outputs)
-    figures = f"{own:.3f} nats per sample, is not above that of guessing one of {outputs} classes, {chance:.3f}"
+    samples, classes = contents["samples"], _classes(contents) or 1
+    own, chance = contents["evidence"]["log_evidence"] / samples, -math.log(classes)
+    figures = f"{own:.3f} nats per sample, is not above that of guessing one of {classes} classes, {chance:.3f}"
     remedy = ", though accuracy may be; train longer, or on more data."
     return f"Nothing is established yet: the log evidence, {figures}{f'. {gone[0]}' if (gone := dead(contents)) else remedy}"
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from autosym.answer.comparison import Comparison, judged, probabilities
 from autosym.answer.equivariance import equivariance_error
-from autosym.bayes.likelihoods import Categorical, Gaussian
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.passes import Pass, alike
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
@@ -63,11 +64,14 @@ def contents(
         raise ValueError(
             "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
         )
+    fit.check_weights()
     gammas = fit.estimate.effective_parameters(fit.prior)
     record, symmetry = fit.evidence, fit.symmetry()
     found = {
         "title": title,
         "likelihood": fit.likelihood.name,
+        "class_count": likelihoods.classes(fit.likelihood, fit.estimate.outputs),
+        "hyperparameters": fit.likelihood.figures(),
         "samples": record.samples,
         "outputs": fit.estimate.outputs,
         "fingerprint": _as_list(fit.estimate.fingerprint),
@@ -94,8 +98,7 @@ def contents(
         "command": _call(fit),
         "provenance": provenance(_device(fit.model)),
     }
-    if isinstance(fit.likelihood, Gaussian):
-        found["sigma_noise"] = math.exp(float(fit.likelihood.log_variance) / 2)
+    found |= {key: value for key, value in fit.likelihood.figures().items() if key not in found}
     if data is not None:
         found |= {**measured(fit, data, groups), "measured_on": measured_on or _kind(fit, data)}
     return finite(found)
@@ -137,7 +140,9 @@ def _call(fit: Fit) -> str:
     changed["seed"] = fit.seed
     options = ", ".join(f"{name}={value!r}" for name, value in changed.items())
     others = "  # with the same model, data, prior_precision, augment and evidence_data"
-    return f"autosym.fit(model, data, {fit.likelihood.name!r}, {options}){others}"
+    kind = type(fit.likelihood)
+    named = repr(fit.likelihood.name) if kind is likelihoods.LIKELIHOODS.get(fit.likelihood.name) else f"{kind.__name__}(...)"
+    return f"autosym.fit(model, data, {named}, {options}){others}"
 
 
 def _device(model: nn.Module) -> str:
@@ -152,8 +157,8 @@ def measured(fit: Fit, data: Data, groups: Sequence[str | Group]) -> dict[str, A
     x = next(batches(data, 1), (torch.empty(0),))[0]
     fitting = [group for group in groups if _acts_on(group, x)]
     errors = [asdict(row) for row in equivariance_error(fit.model, fitting, data)] if fitting else None
-    classes = isinstance(fit.likelihood, Categorical)
-    return {"equivariance": errors, "calibration": calibration(fit.model, data) if classes else None}
+    classes = likelihoods.classes(fit.likelihood, fit.estimate.outputs)
+    return {"equivariance": errors, "calibration": calibration(fit.model, data, fit.likelihood) if classes else None}
 
 
 def _acts_on(group: str | Group, x: Tensor) -> bool:
@@ -170,8 +175,8 @@ def _acts_on(group: str | Group, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
-    """Confidence against accuracy of the network's softmax, in bins; accuracy, and the mean negative log-likelihood."""
+def calibration(model: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, Any]:
+    """Confidence against accuracy of the network's probabilities of classes, in bins; accuracy, and the mean negative log-likelihood."""
     outputs, labels = [], []
     for x, y in batches(data, 1000):
         x, y = to_model(x, y, model, "the report's data")
@@ -179,8 +184,10 @@ def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
         labels.append(y.cpu())
     if not outputs:
         raise ValueError("the report's data hold no samples: pass labelled ones, or data=None")
-    logits, y = torch.cat(outputs), torch.cat(labels)
-    Categorical().check(logits.shape[1], y)
+    f, y = torch.cat(outputs), torch.cat(labels)
+    likelihood.check(f.shape[1], y)
+    logits, y = likelihood.logits(f), y.long().flatten()
+    assert logits is not None
     found = scores(logits, y)
     known = {"accuracy": found.accuracy, "nll": found.nll, "error": found.calibration_error}
     return {"samples": len(y), **known, "bins": reliability(logits.softmax(1), y)}

@@ -17,6 +17,7 @@ DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2"
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
 NUMBERS, LAYERS = 12000, 16  # precisions on a page at most, and layers that show all of their pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
+HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # those of other names are called by them
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
 
 
@@ -113,6 +114,7 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
     kind = MEASURED.get("held out" if tested else contents.get("measured_on") or "", "")
     of = "" if kind else " on the data given"
+    learned = contents.get("hyperparameters") or {"sigma_noise": contents.get("sigma_noise")}  # as earlier files have it
     found = [
         ("log evidence per sample", "evidence", per_sample, "nats"),
         (f"{kind}accuracy{of}", "accuracy", accuracy, "share"),
@@ -120,7 +122,7 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
         ("effective parameters", "effective_parameters", contents.get("effective_parameters"), ""),
         ("parameters", "parameters", contents.get("parameters", row.get("parameters")), ""),
         ("training samples", "samples", samples, ""),
-        ("noise (standard deviation)", "sigma_noise", contents.get("sigma_noise"), ""),
+        *((HYPERPARAMETERS.get(name, name), name, value, "") for name, value in learned.items()),
     ]
     return [dict(zip(("name", "key", "value", "unit"), one, strict=True)) for one in found if one[2] is not None]
 

@@ -1,5 +1,6 @@
 """Tensors, datasets and loaders as one stream of batches that counts what it shows."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeGuard
 
@@ -16,7 +17,7 @@ def is_pair(data: Data) -> TypeGuard[tuple[Tensor, Tensor]]:
 
 
 def size_of(data: Data) -> int | None:
-    """How many samples the data say they have; None where they do not say."""
+    """How many samples the data say they have; None if they do not say."""
     if is_pair(data):
         return len(data[0])
     source = data if isinstance(data, Dataset) else getattr(data, "dataset", None)
@@ -24,7 +25,7 @@ def size_of(data: Data) -> int | None:
 
 
 def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, targets), in order or shuffled. A loader keeps its own batches and order: both arguments are for the others."""
+    """(inputs, targets), in order or shuffled. A loader keeps its own batches and order, whatever the arguments."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
     if is_pair(data):
@@ -60,7 +61,7 @@ class Numbered:
     """(inputs, targets, their places among all samples), in order, of every ``parts``-th sample from ``part`` on.
 
     A loader that shows every process another part, padded by repeating samples, is read as its dataset: each sample counts once.
-    ``seen`` counts all samples that were read, those of other parts too.
+    ``seen`` counts all samples read, those of other parts included.
     """
 
     def __init__(self, data: Data, batch_size: int, part: int = 0, parts: int = 1):
@@ -83,7 +84,7 @@ def is_sharded(data: Data) -> bool:
 
 
 def all_finite(t: Tensor) -> bool:
-    """Whether no value is NaN or Inf, by one sum where it tells."""
+    """Whether no value is NaN or Inf. A finite sum is proof enough."""
     return bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all())
 
 
@@ -108,6 +109,16 @@ def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor
     parameter = next(model.parameters())
     y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)
     return x.to(parameter), y
+
+
+def check_module(model: object) -> None:
+    """Refuse anything but a model (a Fit, say), and say what to give."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        raise TypeError(f"the model is the class {model.__name__}: make one of it, {model.__name__}(...)")
+    how = "give its model, by .model" if hasattr(model, "model") else "give a torch module"
+    raise TypeError(f"the model is a {type(model).__name__}, not a torch module: {how}")
 
 
 def _check_lengths(inputs: Tensor, targets: Tensor) -> None:
@@ -151,15 +162,24 @@ def check_seen(seen: int, data: Data, allow_partial: bool = False) -> None:
         )
 
 
+def checksum(data: Data) -> int | None:
+    """A checksum of tensors, in their order: a resumed run needs the same. None if the data are not tensors."""
+    tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset else ()
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, found)
+    return found if tensors else None
+
+
 Augment = Callable[[Tensor, Generator], Tensor]
 
 
 class Stream:
     """Training batches on the device and in the precision of a model, epoch after epoch: shuffled, checked, augmented.
 
-    Tensors are moved there once, if they fit, and checked once; other data batch by batch. ``check`` is of targets; ``augment`` gets
-    inputs on the device and the generator ``noise`` there. With ``parts`` processes each takes every ``parts``-th sample of a batch,
-    from ``part`` on, unless the loader is one that shows it its own. ``shown`` counts the samples of all, before the present batch.
+    Tensors are moved there once, if they fit, and checked once; other data batch by batch. ``check`` refuses wrong targets. ``augment``
+    gets inputs on the device and a generator there. With ``parts`` processes each takes every ``parts``-th sample of a batch, from ``part``
+    on, unless its loader already shows it a part of its own. ``shown`` counts the samples of all processes before the present batch.
     """
 
     def __init__(
@@ -188,7 +208,7 @@ class Stream:
 
     @property
     def together(self) -> int:
-        """How many samples all processes take at a step: as the loader says, if it does."""
+        """How many samples all processes together take at a step: the loader's batch size, if it has one."""
         own = getattr(self.data, "batch_size", None) or self.batch_size
         return own * self.parts if self.parts > 1 and is_sharded(self.data) else own
 
@@ -219,7 +239,7 @@ class Stream:
 
 
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Whether tensors may stay on a device for good: they are there, or take less than a quarter of its free memory."""
+    """Whether tensors may stay on a device: they are there already, or take less than a quarter of its free memory."""
     if device.type != "cuda" or all(t.device == device for t in tensors):
         return True
     return 4 * sum(t.numel() * max(t.element_size(), 4) for t in tensors) < torch.cuda.mem_get_info(device)[0]

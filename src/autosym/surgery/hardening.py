@@ -21,7 +21,7 @@ from autosym.curvature.verification import refuse_batch_dependence
 from autosym.evidence.shares import Effective, effective
 from autosym.linear.path import Path
 from autosym.nn.layers import Affine, Factored, Relaxed, SparseFactored
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data, batches, check_module, to_model
 from autosym.runtime.tables import table
 from autosym.surgery.merging import LAYERS, plain
 from autosym.training.fitted import Fit
@@ -46,7 +46,7 @@ class PartNote:
 class Cost:
     """What hardening cost on ``samples``: change of the outputs, and the mean negative log-likelihood and accuracy before and after.
 
-    ``accuracy`` is None for a regression.
+    ``accuracy`` is None where targets are not classes.
     """
 
     samples: int
@@ -90,6 +90,7 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
     it.
     """
     model = fitted.model if isinstance(fitted, Fit) else fitted
+    check_module(model)
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is a part of the whole, in [0, 1), got {tolerance}")
     if data is None and (not isinstance(fitted, Fit) or fitted.schedule.step == "none"):
@@ -99,6 +100,8 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
         )
     if not any(isinstance(module, LAYERS) for module in model.modules()):
         raise ValueError("the model has no path of autosym's, so there is nothing to harden")
+    if isinstance(fitted, Fit):
+        fitted.check_weights()
     refuse_batch_dependence(model)
     seen = None if data is None else _Outputs(model, data, fitted.likelihood if isinstance(fitted, Fit) else None)
     hardened = copy.deepcopy(model)
@@ -254,13 +257,14 @@ class _Outputs:
 
     def cost(self, model: nn.Module) -> Cost:
         after = self.of(model)
-        classes = isinstance(self.likelihood, Categorical)
-        accuracy = (self._accuracy(self.before), self._accuracy(after)) if classes else None
+        before, later = self._accuracy(self.before), self._accuracy(after)
+        accuracy = None if before is None or later is None else (before, later)
         return Cost(len(after), self.change(model), (self._loss(self.before), self._loss(after)), accuracy)
 
     @torch.no_grad()
     def _loss(self, f: Tensor) -> float:
         return -float(self.likelihood.log_likelihood(self.likelihood.statistic(f, self.targets), f.numel())) / len(f)
 
-    def _accuracy(self, f: Tensor) -> float:
-        return float((f.argmax(1) == self.targets).double().mean())
+    def _accuracy(self, f: Tensor) -> float | None:
+        logits = self.likelihood.logits(f)
+        return None if logits is None else float((logits.argmax(1) == self.targets.flatten()).double().mean())

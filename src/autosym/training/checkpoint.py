@@ -4,6 +4,7 @@ What is read is checked before it is used: format, version, names and shapes.
 """
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +22,22 @@ from autosym.runtime.batching import Stream
 from autosym.training.steps import Weights
 
 FORMAT, VERSION = "autosym checkpoint", 4
-STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
+STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # lengths of a random generator's state
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
     """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
-    header = {"format": FORMAT, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
-    files.write(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header))
+    header = {"format": kind, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
+    kept: dict[str, Tensor] = {}
+    places: set[int] = set()  # tensors that share memory (tied weights, say) are written once for each name
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        kept[name] = own.clone() if own.untyped_storage().data_ptr() in places else own
+        places.add(own.untyped_storage().data_ptr())
+    files.write(path, save(kept, header))
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file.
 
     Nothing is allocated before the header has been compared with the size of the file.
@@ -42,8 +49,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise ValueError(f"{path} is a safetensors file, but not a checkpoint of autosym")
+            if header.get("format") != kind:
+                raise ValueError(f"{path} is a safetensors file, but not an {kind}")
             version = header.get("version", "")
             if not version.isdecimal():
                 raise ValueError(f"{path} is damaged, as its version is {version!r}: use an earlier one, or start anew")
@@ -67,7 +74,7 @@ def _state(path: Path, text: str) -> dict[str, Any]:
 
 
 def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors of a checkpoint into those of a run, if names and shapes are the same; else nothing is changed."""
+    """Copy the tensors of a checkpoint into those of a run. If a name or shape differs, refuse, and change nothing."""
     missing, unknown = sorted(set(targets) - set(tensors)), sorted(set(tensors) - set(targets))
     if missing or unknown:
         raise ValueError(f"{path} is of another model: it lacks {missing[:3]} and holds {unknown[:3]} that this one does not")
@@ -82,7 +89,7 @@ def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path
 
 @dataclass(frozen=True)
 class State:
-    """Everything a run consists of between two epochs, to be written to a checkpoint and read back."""
+    """The whole state of a run between two epochs, as a checkpoint holds it."""
 
     model: nn.Module
     prior: Prior
@@ -90,10 +97,10 @@ class State:
     weights: Weights
     stream: Stream
     config: dict[str, Any]
-    more: Mapping[str, Tensor] = field(default_factory=dict)  # of other steps than those of weights
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # state of other optimisers than that of the weights
 
     def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        """The state after ``len(lines)`` epochs; of several processes the first writes."""
+        """Write the state after ``len(lines)`` epochs. With several processes, the first writes."""
         if not processes.first():
             return
         generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
@@ -103,13 +110,15 @@ class State:
         write(path, tensors, state)
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """Go back to a state that was written; returns its history."""
+        """Go back to the state in the file; returns its history."""
         tensors, state = read(path)
         generators = {**self._generators(), "global": torch.default_generator}
         lacking = [key for key in ("config", "lines", "mixture_bound") if key not in state]
         lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
         if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
             raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
+        if "likelihood" in self.config:
+            state["config"].setdefault("likelihood", self.config["likelihood"])  # older files do not name it
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
@@ -131,8 +140,9 @@ class State:
         return state["lines"]
 
     def _tensors(self) -> dict[str, Tensor]:
-        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
+        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict()}
         parts |= {
+            "likelihood": self.likelihood.hyperparameters(),
             "first": self.weights.first,
             "second": self.weights.second,
             "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
@@ -145,3 +155,25 @@ class State:
         own = {"shuffle": self.stream.shuffle, "noise": self.stream.noise}
         loader = getattr(self.stream.data, "generator", None)
         return {**own, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}
+
+
+class Keeper:
+    """Writes the state of a run to a file from time to time, or, without a file, never."""
+
+    def __init__(self, state: State, path: str | Path | None, seconds: float):
+        self.state, self.path, self.seconds = state, None if path is None else Path(path), seconds
+        self.saved = time.perf_counter()
+
+    def begin(self, resume: bool) -> list[dict[str, Any]]:
+        """Go back to the state of the file, if there is one to resume; returns the history so far."""
+        lines = self.state.read(self.path) if self.path and resume and self.path.exists() else []
+        if self.path and not lines:
+            self.state.write(self.path, lines)  # over that of an earlier run, which a resumed one must not go on from
+        self.saved = time.perf_counter()
+        return lines
+
+    def keep(self, lines: list[dict[str, Any]], last: bool) -> None:
+        """At the end of an epoch: write, if it is time, or the ``last``."""
+        if self.path and (last or time.perf_counter() - self.saved > self.seconds):
+            self.state.write(self.path, lines)
+            self.saved = time.perf_counter()

@@ -23,16 +23,15 @@ from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry, symmetry
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, size_of
-from autosym.training.evidence_steps import evidence_step
+from autosym.training.evidence_steps import estimate, improve
 from autosym.training.fitted import with_cautions
-from autosym.training.schedule import Schedule
+from autosym.training.schedule import EvidenceStep, Schedule
 
 
 class Learner:
     """Priors of all paths of ``model``, learned from ``data`` as they are (each sample once, without augmentation).
 
-    ``options`` are the fields of ``Schedule`` that concern an evidence step: sampled, subset, kernel, step, damping, trust, hyper_steps,
-    hyper_lr.
+    ``options`` are the fields of ``EvidenceStep``: step, damping, trust, hyper_steps, hyper_lr, sampled, subset, kernel.
     """
 
     def __init__(
@@ -45,9 +44,7 @@ class Learner:
         seed: int = 0,
         **options: Any,
     ):
-        wrong = set(options) - {"sampled", "subset", "kernel", "step", "damping", "trust", "hyper_steps", "hyper_lr"}
-        if wrong:
-            raise TypeError(f"{', '.join(sorted(wrong))} is no option of an evidence step: your own loop decides on it")
+        self.how = EvidenceStep.of(options)
         count = size_of(data)
         if count is None:
             raise ValueError("the number of samples is not known: pass tensors, a dataset, or a loader of one")
@@ -55,12 +52,12 @@ class Learner:
         self.likelihood = likelihoods.of(likelihood)
         self.owned = {site.name: site.parameter for site in sites(self.model)}
         self.prior = Prior(list(self.owned), prior_precision)
-        self.schedule, self.memory, self.seed = Schedule(**options), memory, seed
+        self.memory, self.seed = memory, seed
         self.at: Laplace | Kernel | None = None  # the evidence as it was at the last step
         self.steps = 0
 
     def penalty(self) -> Tensor:
-        """-log p(w) of a mean loss, sum_i delta_i |w_i|^2 / (2 N scale): add it to the mean negative log-likelihood of a batch.
+        """-log p(w) / N, sum_i delta_i |w_i|^2 / (2 N scale): add it to the mean negative log-likelihood of a batch.
 
         For regression the loss is half the mean squared error, summed over outputs: 0.5 * (f - y).square().sum(1).mean().
         """
@@ -69,7 +66,7 @@ class Learner:
 
     @torch.no_grad()
     def add_prior_gradient(self) -> None:
-        """The gradient of ``penalty``, added to the gradients that backward() left: for loops whose loss is not yours to change."""
+        """Add the gradient of ``penalty`` to the gradients of backward(). For loops whose loss you cannot change."""
         weight = self._weights()
         for name, parameter in self.owned.items():
             if parameter.grad is not None:
@@ -81,9 +78,9 @@ class Learner:
         self.model.eval()  # dropout and batch statistics have no evidence
         try:
             self.steps += 1
-            self.at = evidence_step(
-                self.model, self.data, self.likelihood, self.prior, self.schedule, self.seed + self.steps, self.memory
-            )
+            seed = self.seed + self.steps
+            self.at = estimate(self.model, self.data, self.likelihood, self.prior, self.how, seed, self.memory)
+            improve(self.prior, self.likelihood, self.at, self.how)
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -96,16 +93,25 @@ class Learner:
             raise ValueError("no evidence step was taken yet: call step() first")
         found = symmetry(self.model, self.prior, self.at)
         with torch.no_grad():
-            return with_cautions(found, self.at(self.prior), self.at, self.likelihood, self.schedule, ())
+            return with_cautions(found, self.at(self.prior), self.at, self.likelihood, Schedule(step=self.how.step), ())
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of your own has to hold; the weights are the model's."""
-        return {"prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict(), "steps": self.steps}
+        """What your own checkpoint must hold beside the model's weights."""
+        hyperparameters = {name: tensor.detach() for name, tensor in self.likelihood.hyperparameters().items()}
+        return {"prior": self.prior.state_dict(), "likelihood": hyperparameters, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was saved."""
+        """Continue from a saved state."""
         self.prior.load_state_dict(state["prior"])
-        self.likelihood.load_state_dict(state["likelihood"])
+        own = self.likelihood.hyperparameters()
+        if own.keys() != state["likelihood"].keys():
+            raise ValueError(
+                f"the state is of another likelihood: it holds {list(state['likelihood'])} and the {self.likelihood.name} likelihood "
+                f"{list(own)}; make the Learner with the one it is of"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state["likelihood"][name])
         self.steps = int(state["steps"])
 
     def _weights(self) -> dict[str, float]:
