@@ -21,7 +21,7 @@ from autosym.curvature.eigenvalues import _eigvalsh
 from autosym.curvature.owners import Definition, sites
 from autosym.curvature.passes import Pass
 from autosym.curvature.tape import Tape
-from autosym.curvature.verification import Verified, refuse_batch_dependence, verify
+from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
 from autosym.linear.path import Path
 from autosym.linear.products import add_gram, gram, mirrored
 from autosym.runtime import processes
@@ -160,12 +160,8 @@ class _Sums:
             G = whole[name] * (samples / used)
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
-            for letter, factor in (("A", A), ("G", G)):
-                if not torch.isfinite(factor).all():
-                    raise ValueError(
-                        f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
-                        "or pass dtype=torch.float64 to log_evidence"
-                    )
+            check_factor(name, "A", A)
+            check_factor(name, "G", G)
             factors[name] = Factors(A, G)
         return factors
 

@@ -49,6 +49,15 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
     return (activations + 3 * largest) / len(x)
 
 
+def check_factor(name: str, letter: str, factor: Tensor) -> None:
+    """Refuse a Kronecker factor, or a part of one, whose sums were too large for its precision."""
+    if not torch.isfinite(factor).all():
+        raise ValueError(
+            f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
+            "or pass dtype=torch.float64 to log_evidence"
+        )
+
+
 @dataclass(frozen=True)
 class Verified:
     """What is known of a model that was found fit for curvature, so that no pass has to find it out again."""
@@ -61,10 +70,16 @@ class Verified:
 def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> Verified:
     """Refuse a model, a few samples and a likelihood that do not go together; an error in one process is an error in all."""
     refuse_batch_dependence(model)
-    with processes.agreeing(), torch.no_grad():
+    squares: dict[str, Tensor] = {}
+    see = lambda name, path, x: squares.__setitem__(name, path.columns(x).square().sum())  # noqa: E731
+    with processes.agreeing():
         owned = sites(model)
         x, y = to_model(x, y, model, "the first samples")
-        cost, f = verify(model, x, owned=owned), model(x)
+        cost = verify(model, x, owned=owned)
+        with Tape(owned, see) as tape, torch.enable_grad():
+            f = tape.record(model, x).detach()
+        for name, square in squares.items():
+            check_factor(name, "A", square)
         likelihood.check(f.shape[1], y)
         likelihood.check_outputs(f, model)
     return Verified(tuple(owned), cost, f.shape[1])

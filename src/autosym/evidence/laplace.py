@@ -141,8 +141,8 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` are those of ``curvature.kfac``."""
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     verified: Verified | None = options.get("verified")
-    owned = sites(model) if verified is None else verified.sites
     curvature = kfac(model, data, likelihood, **options)
+    owned = sites(model) if verified is None else verified.sites
     eigenvalues = curvature.eigenvalues()
     parameters = {site.name: site.parameter.detach().clone() for site in owned}
     square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues]).cpu()
