@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS, Group, translations
-from autosym.nn.layers import Affine, Relaxed
+from autosym.linear.path import Path
+from autosym.nn.layers import Branch, Relaxed
 from autosym.runtime.batching import Data, batches
 from autosym.runtime.tables import table
 
@@ -177,14 +177,13 @@ def _error(after: Tensor, y: Tensor, layer: object, group: Group, g: int, size: 
 
 def _lifted_input(layer: object) -> Group | None:
     """The group whose fields the input's channels are, if of any."""
-    modules = layer.modules() if isinstance(layer, (GroupConv, Affine, Relaxed)) else ()
-    return next((m.group for m in modules if isinstance(m, GroupConv) and not m.lift), None)
+    modules = layer.modules() if isinstance(layer, (Path, Branch, Relaxed)) else ()
+    return next((m.takes for m in modules if isinstance(m, Path) and m.takes is not None), None)
 
 
 def _lifted_output(layer: object) -> Group | None:
     """The group whose fields the output's channels are, if of any."""
-    path = layer.linear if isinstance(layer, Affine) else layer
-    return path.group if isinstance(path, GroupConv) else getattr(layer, "lifted", None)
+    return getattr(layer, "lifted", None)
 
 
 def _element(group: Group, matrix: Tensor) -> int | None:

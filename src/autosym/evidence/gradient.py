@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.curvature.owners import Definition, sites
+from autosym.curvature.owners import sites
 from autosym.curvature.passes import Signs, budget, choose, fingerprint, shares, split
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import verify
 from autosym.evidence.laplace import Laplace
-from autosym.linear.path import Path
+from autosym.linear.path import Definition, Path
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, Numbered, size_of, to_model
 
