@@ -80,7 +80,7 @@ class Gained(Path):
     def definition(self, name):
         if name != "gain":
             return super().definition(name)
-        return lambda x: Tangents(self(x)[:, None])  # the derivative of exp is exp
+        return lambda x: Tangents(self.forward(x)[:, None])  # the derivative of exp is exp
 
 
 class Mix(Path):

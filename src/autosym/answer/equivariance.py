@@ -89,8 +89,8 @@ def assert_equivariant(
 ) -> None:
     """Raise an AssertionError unless ``layer`` commutes with every element of ``group`` on the batch ``example``.
 
-    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a group convolution that
-    takes lifted features; the output is lifted if it is a group convolution, or a relaxed layer with one.
+    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a path that
+    ``takes`` lifted features; the output is lifted if the layer says so (``lifted``), as group convolutions do.
     """
     tolerance = tolerance or {torch.float64: 1e-10}.get(example.dtype, 1e-5)
     (found,) = _as_groups(group, example)

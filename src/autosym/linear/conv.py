@@ -110,9 +110,6 @@ class Conv(Path):
     def limits(self) -> tuple[str, ...]:
         return () if self.is_equivariant else (BORDERS,)
 
-    def pictures(self) -> Tensor:
-        return self.filters().flatten(0, 1)
-
     def plain(self, in_shape: Sequence[int] | None) -> Convolution:
         form = (self.padding, self.stride, self.dilation, self.groups, self.padding_mode, self.sequences)
         return Convolution(self.filters(), *form)

@@ -32,9 +32,6 @@ class Dense(Path):
     def forward(self, x: Tensor) -> Tensor:
         return self.place(F.linear(x.flatten(x.dim() - len(self.in_shape)), self.weight[0]), x)
 
-    def pictures(self) -> Tensor | None:
-        return self.weight.reshape(-1, *self.in_shape[1:]) if len(self.in_shape) == 3 else None
-
     def plain(self, in_shape: Sequence[int] | None) -> Matrix:
         return Matrix(self.weight[0], self.in_shape, self.out_shape)
 

@@ -63,9 +63,6 @@ class GroupConv(Path):
     def limits(self) -> tuple[str, ...]:
         return () if self.group.exact else (INTERPOLATION,)
 
-    def pictures(self) -> Tensor:
-        return self.filters().flatten(0, 1)
-
     def plain(self, in_shape: Sequence[int] | None) -> Convolution:
         reach = self.kernel_size // 2
         return Convolution(self.filters(), (reach, reach, reach, reach))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from autosym.linear.frames import Frame
 from autosym.linear.groups import Group
-from autosym.linear.plain import Plain, matrix_of
+from autosym.linear.plain import Convolution, Matrix, Plain, matrix_of
 from autosym.linear.products import gram
 
 BORDERS, INTERPOLATION = "borders and strides", "interpolation"
@@ -86,8 +86,11 @@ class Path(nn.Module):
         return ()
 
     def pictures(self) -> Tensor | None:
-        """Its weights as maps (n, height, width); None if they have no positions."""
-        return None
+        """Its weights as maps (n, height, width), by its plain form if that needs no shape; None if they have no positions."""
+        form = self.plain(None)
+        if isinstance(form, Convolution):
+            return form.filters.flatten(0, 1)
+        return form.weight.reshape(-1, *form.in_shape[1:]) if isinstance(form, Matrix) and len(form.in_shape) == 3 else None
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
         """What it is in plain torch, for inputs of one shape, if that is known: a dense matrix, or what a path says is smaller."""

@@ -54,7 +54,8 @@ class Branch(nn.Module):
         if not self.constant:
             return None
         bias = self.get_submodule(self.constant)
-        assert isinstance(bias, Bias)
+        if not isinstance(bias, Bias):
+            raise TypeError(f"the constant of {type(self).__name__} must name a Bias, but its {self.constant} is none")
         each = bias.values()
         if self.lifted is None or each.dim() < 4:
             return each
@@ -100,6 +101,7 @@ class Factored(Branch):
         return self.theta_1(h) + self.b_1(h)
 
     def plain(self, in_shape: Sequence[int] | None) -> Factors:
+        """theta_1, theta_2 and b_2."""
         return Factors(self.theta_2.weight, self.b_2.values(), self.theta_1.weight, self.theta_1.out_shape)
 
 
@@ -118,6 +120,7 @@ class SparseFactored(Branch):
         return self.u_1(self.u_2(x) + self.b_2(x))
 
     def plain(self, in_shape: Sequence[int] | None) -> Factors:
+        """The factors on the positions of their bases."""
         theta_1 = torch.einsum("dpc,pt->dtc", self.u_1.weight, self.u_1.basis())
         return Factors(self.u_2.weight @ self.u_2.basis(), self.b_2.values(), theta_1, self.u_1.out_shape)
 
