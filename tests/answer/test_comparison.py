@@ -201,10 +201,11 @@ def test_the_distance_from_a_mode_is_of_the_training_data(other):
         (lambda data: fitted(data=data, nu=4.0), "lower bound of the Laplace evidence under a Student-t prior"),
         (lambda data: fitted(data=data, step="none"), "were not learned"),
         (lambda data: fitted(data=data, model=small("f-fc")), "products of two factors"),
-        (lambda data: fitted(data=data, model=small("gconv:c4")), "group convolutions"),
+        (lambda data: fitted(data=data, model=small("s-fc")), "products of two factors"),
+        (lambda data: fitted(data=data, model=small("gconv:c4")), "curvature of GroupConv is smaller"),
         (lambda data: fitted(data=(2 * data[0], data[1])), "inputs are not those of others"),
     ],
-    ids=["sampled", "bound", "map", "factored", "group", "inputs"],
+    ids=["sampled", "bound", "map", "factored", "sparse", "group", "inputs"],
 )
 def test_what_does_not_compare_is_warned_of(other, word):
     data = images()

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.eigenvalues import _eigvalsh
-from autosym.curvature.owners import Definition, sites
+from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
-from autosym.linear.path import Path
+from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
 from autosym.runtime import processes
 from autosym.runtime.batching import Data

@@ -4,7 +4,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
-from autosym.linear.path import Path
+from autosym.linear.path import Path, Tangents
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "SparseConv",
     "SparseIn",
     "SparseOut",
+    "Tangents",
 ]
