@@ -193,17 +193,3 @@ def test_ranges_step_in_every_epoch_by_default():
     found = fit(model(), epochs=30, every=None, burn_in=0, settle=0.0)
     assert found.schedule.every == 1
     assert len([line for line in found.history if "ranges" in line]) == 30
-
-
-@pytest.mark.parametrize("padding", ["zeros", "border"])
-@pytest.mark.parametrize("shape", [(5, 5), (4, 6)], ids=str)
-def test_matrices_of_resampling_are_those_of_grid_sample_and_so_are_their_slopes(padding, shape):
-    torch.manual_seed(0)
-    inverse = (torch.eye(3).double() + 0.3 * torch.randn(3, 3, 3).double()).requires_grad_()
-    x, weight = torch.randn(3, 1, *shape).double(), torch.randn(3, shape[0] * shape[1]).double()
-    R = symmetrised._resampling(inverse, *shape, padding)
-    by_matrix = torch.einsum("nq,nqp->np", x.flatten(1), R)
-    by_grid = symmetrised._warped(x, inverse, padding).flatten(1)
-    torch.testing.assert_close(by_matrix, by_grid, rtol=1e-10, atol=1e-10)
-    slopes = [torch.autograd.grad((out * weight).sum(), inverse)[0] for out in (by_matrix, by_grid)]
-    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from autosym.papers import datasets
 from autosym.runtime.batching import rows_not_finite
 
 IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X"), ("labels", "y", "Y")
@@ -26,7 +26,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MOST_BYTES = 32 * 2**30  # of all images as floats
 MOST_PIXELS = 2**26  # of one file
 MOST_DEFLATED = 1032  # bytes that one byte of a zip file can stand for
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,8 @@ def read(path: Path, size: tuple[int, int] | None = None, classes: int | None = 
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images (N, C, H, W) as (N, C, *size): bilinear between pixel centres, antialiased where that is smaller."""
-    if tuple(images.shape[2:]) == tuple(size):
-        return images
-    parts = [F.interpolate(part, size, mode="bilinear", align_corners=False, antialias=True) for part in images.split(CHUNK)]
-    return torch.cat(parts)
+    """Images (N, C, H, W) as (N, C, *size), as they are where they have it."""
+    return images if tuple(images.shape[2:]) == tuple(size) else datasets.resized(images, size)
 
 
 # ---- arrays
