@@ -182,3 +182,8 @@ def keeps(path: str, group: str) -> bool:
         return path not in PLAIN
     name = path.removeprefix("gconv:")
     return name == group or (name in GROUPS and group in GROUPS and GROUPS[name].nests(GROUPS[group]))
+
+
+def nested(group: Group) -> tuple[str, ...]:
+    """The names of the groups that a map over ``group`` is equivariant to: its own, and those of ``GROUPS`` that it nests."""
+    return tuple(dict.fromkeys([group.name, *(name for name, other in GROUPS.items() if group.nests(other))]))
