@@ -18,7 +18,7 @@ from autosym.bayes.priors import Prior
 from autosym.curvature import passes
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import alike
-from autosym.evidence import wording
+from autosym.evidence import verdicts
 from autosym.linear.factored import FactoredOut
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.path import Path
@@ -234,13 +234,13 @@ def _has(model: nn.Module, *kinds: type[Path]) -> bool:
 
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
     """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
-    outputs = fitted.laplace.curvature.outputs
-    if fitted.likelihood.name == "categorical":
-        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, outputs)
+    classes = verdicts.classes(fitted.likelihood.name, fitted.laplace.curvature.outputs)
+    if classes is not None:
+        part = verdicts.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
         if part < 0:
-            yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
-        elif part < wording.LITTLE:
-            yield f"its evidence is {part:.0%} better than guessing one of {outputs} classes, little: a simpler model may win by not trying"
+            yield f"its evidence is below that of guessing one of {classes} classes: it explains nothing (yet); train longer"
+        elif part < verdicts.LITTLE:
+            yield f"its evidence is {part:.0%} better than guessing one of {classes} classes, little: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):

@@ -18,8 +18,10 @@ from autosym.answer.equivariance import equivariance_error
 from autosym.bayes.likelihoods import Categorical, Gaussian
 from autosym.curvature import passes
 from autosym.curvature.passes import alike
+from autosym.evidence import verdicts
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
+from autosym.evidence.shares import from_dicts
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Dense
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -306,6 +308,24 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first, with posterior probabilities at equal prior ones."""
     known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
     return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
+
+
+# ---- typed values again
+
+
+def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
+    """What the numbers of a report decide."""
+    schedule = contents.get("schedule") or {}
+    known = verdicts.Known(
+        (contents.get("evidence") or {}).get("log_evidence"),
+        contents.get("samples"),
+        verdicts.classes(contents.get("likelihood") or "", contents.get("outputs")),
+        contents.get("fingerprint"),
+        schedule.get("step") != "none",
+        schedule.get("lr"),
+        contents.get("history") or (),
+    )
+    return verdicts.verdict(from_dicts(contents["symmetry"]), known, contents.get("approximate"))
 
 
 # ---- plain data

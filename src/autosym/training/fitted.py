@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.evidence import wording
+from autosym.evidence import verdicts
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.predictive import Link, Predictive, predictive
@@ -74,14 +74,13 @@ def with_cautions(
     history: Sequence[Mapping],
 ) -> Symmetry:
     """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
-    known = {
-        "evidence": {"log_evidence": float(evidence.log_evidence)},
-        "samples": evidence.samples,
-        "outputs": estimate.outputs,
-        "fingerprint": None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
-        "likelihood": likelihood.name,
-        "symmetry": found.as_dicts(),
-        "schedule": {"step": schedule.step, "lr": schedule.lr},
-        "history": history,
-    }
-    return replace(found, cautions=tuple(wording.doubts(known)))
+    known = verdicts.Known(
+        float(evidence.log_evidence),
+        evidence.samples,
+        verdicts.classes(likelihood.name, estimate.outputs),
+        None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
+        schedule.step != "none",
+        schedule.lr,
+        history,
+    )
+    return replace(found, cautions=verdicts.cautions(found.paths, known))
