@@ -18,7 +18,7 @@ from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
-from autosym.evidence import wording
+from autosym.evidence import verdicts
 from autosym.linear.path import Path
 from autosym.runtime.batching import Data
 from autosym.runtime.tables import table
@@ -238,10 +238,10 @@ def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: flo
     """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
     classes = likelihoods.classes(fitted.likelihood, fitted.laplace.curvature.outputs)
     if classes is not None:
-        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
+        part = verdicts.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
         if part < 0:
             yield f"its evidence is below that of guessing one of {classes} classes: it explains nothing (yet); train longer"
-        elif part < wording.LITTLE:
+        elif part < verdicts.LITTLE:
             yield f"its evidence is {part:.0%} better than guessing one of {classes} classes, little: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"

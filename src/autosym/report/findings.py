@@ -18,8 +18,10 @@ from autosym.answer.equivariance import equivariance_error
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.passes import Pass, alike
+from autosym.evidence import verdicts
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
+from autosym.evidence.shares import from_dicts
 from autosym.linear.dense import Dense
 from autosym.linear.groups import GROUPS, Group
 from autosym.linear.path import Path
@@ -280,6 +282,29 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first, with posterior probabilities at equal prior ones."""
     known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
     return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
+
+
+# ---- typed values again
+
+
+def class_count(contents: Mapping[str, Any]) -> int | None:
+    """How many classes the targets have; None where they are not classes. Older files say it by likelihood and outputs."""
+    return contents.get("class_count", contents.get("outputs") if contents.get("likelihood") == "categorical" else None)
+
+
+def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
+    """What the numbers of a report decide."""
+    schedule = contents.get("schedule") or {}
+    known = verdicts.Known(
+        (contents.get("evidence") or {}).get("log_evidence"),
+        contents.get("samples"),
+        class_count(contents),
+        contents.get("fingerprint"),
+        schedule.get("step") != "none",
+        schedule.get("lr"),
+        contents.get("history") or (),
+    )
+    return verdicts.verdict(from_dicts(contents["symmetry"]), known, contents.get("approximate"))
 
 
 # ---- plain data
