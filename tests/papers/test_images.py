@@ -18,9 +18,7 @@ from autosym.papers import datasets, images, measuring, table1, table2, table3
 from autosym.papers.images import DATASETS, Run
 from autosym.runtime import workers
 from files import mnist_parts, write_cifar10, write_mnist
-
-TABLES = {"table1": table1, "table2": table2, "table3": table3}
-RUNS = {name: run for table in TABLES.values() for name, run in table.RUNS.items()}
+from tables import RUNS, TABLES, recomputed
 
 
 @pytest.fixture
@@ -176,14 +174,6 @@ def test_a_run_keeps_its_result_and_the_labels_from_which_its_accuracy_follows(r
     }
     assert (result["provenance"]["commit"], result["provenance"]["autosym"]) == ("abc123", autosym.__version__)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"history.jsonl", "checkpoint.safetensors", "report.json"}
-
-
-def recomputed(path, expected):
-    """The accuracy of the labels that lie beside a result."""
-    predicted = np.load(path.with_suffix(".npy"), allow_pickle=False)
-    assert predicted.dtype == np.uint8
-    assert predicted.shape == (len(expected),)
-    return 100 * float((predicted == expected.numpy()).mean())
 
 
 @pytest.mark.parametrize("method", ["map", "evidence"])

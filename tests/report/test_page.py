@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_findings import Page
-from test_wording import network, path
 
 import autosym
 from autosym.answer.equivariance import equivariance_error
 from autosym.nn import nets
 from autosym.report import charts, drawing, findings, page
 from models import draw, images, mlp, small
+from pages import Page, network, path
 
 pytest.importorskip("jinja2")
 
