@@ -2,8 +2,8 @@
 
     Lambda(f) = -d^2 log p(y | f) / df^2 = scale * R R^T          one column of R: (B, D, rank) per backward pass
 
-``root`` is R and ``scale`` a hyperparameter's part (1 / noise variance), kept apart so that one curvature pass serves every
-noise. ``statistic`` is all of the data that the log-likelihood needs once the hyperparameter is free.
+``root`` is R. ``scale`` holds the hyperparameter (1 / noise variance), so that one curvature pass serves every noise.
+``statistic`` summarises the data: with it the log-likelihood follows for every value of the hyperparameter.
 """
 
 import math
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class Likelihood(Protocol):
-    """p(y | f) of targets y (B, ...) given outputs f (B, D) of a model. One of your own works wherever ours do.
+    """p(y | f) of targets y (B, ...) given outputs f (B, D) of a model. You can write your own.
 
-    Inherit from it and write ``name``, ``check``, ``statistic`` and ``root``; everything else has a default. A class that does not
-    inherit needs every member. Samples are independent. Hyperparameters, such as the noise of a Gaussian, enter ``scale`` and
-    ``log_likelihood`` only. A class that learns some is a torch module too: ``class Mine(nn.Module, Likelihood)``.
+    Inherit from this class and write ``name``, ``check``, ``statistic`` and ``root``; the rest has defaults. A class that does
+    not inherit needs every member. Samples are independent. Only ``scale`` and ``log_likelihood`` depend on hyperparameters,
+    such as the noise of a Gaussian. To learn them, be a torch module too: ``class Mine(nn.Module, Likelihood)``.
     """
 
     name: str  # shown in reports; ``compare`` refuses fits whose likelihoods have different names
@@ -32,15 +32,15 @@ class Likelihood(Protocol):
         """Raise a ValueError if ``targets`` do not suit a model with ``outputs`` outputs."""
 
     def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
-        """Raise a ValueError if outputs (B, D) are not f but, say, probabilities already. Default: any will do."""
+        """Raise a ValueError if outputs (B, D) are not f, e.g. because they are already probabilities. Default: accept all."""
         return
 
     @abstractmethod
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """A sum over samples, from which ``log_likelihood`` follows: sum_n log p(y_n | f_n) if there is no hyperparameter."""
+        """A sum over samples that determines ``log_likelihood``: sum_n log p(y_n | f_n) if there is no hyperparameter."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-sum_n log p(y_n | f_n) / scale, up to a constant: weights are trained on it. Default: minus the statistic."""
+        """-sum_n log p(y_n | f_n) / scale, up to a constant: the training loss of the weights. Default: -statistic."""
         return -self.statistic(outputs, targets)
 
     def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
@@ -48,14 +48,14 @@ class Likelihood(Protocol):
         return statistic
 
     def scale(self) -> Tensor:
-        """c in Lambda(f) = c R R^T: the part of a hyperparameter, 1 / sigma^2 of a Gaussian. Default: 1."""
+        """c in Lambda(f) = c R R^T: the factor that depends on a hyperparameter, e.g. 1 / sigma^2. Default: 1."""
         return torch.ones((), dtype=torch.float64)
 
     @abstractmethod
     def root(self, outputs: Tensor) -> Tensor:
         """R (B, D, rank), rank at most D, with c R R^T = Lambda(f) = -d^2 log p(y | f) / df^2.
 
-        If the Hessian depends on y, take its mean under p(y | f) (the Fisher information), which is never negative.
+        If the Hessian depends on y, use its mean under p(y | f) (the Fisher information): it is never negative.
         """
 
     def diagonal(self, outputs: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Likelihood(Protocol):
         return self.root(outputs).square().sum(2)
 
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
-        """Of each sample one column (B, D) of a root that has D of them, ``index`` (B,). Default: of ``root``, filled up by zeros."""
+        """Column ``index`` (B,) of the root of each sample: (B, D). Default: from ``root``, padded with zeros to D columns."""
         root = self.root(outputs)
         spare = outputs.shape[1] - root.shape[2]
         if spare < 0:
@@ -74,16 +74,16 @@ class Likelihood(Protocol):
     def logits(self, outputs: Tensor) -> Tensor | None:
         """(..., K) from outputs (..., D): softmax gives the probabilities of classes 0..K-1. Default: None, y is not a class.
 
-        With classes, reports show accuracy and calibration, and evidence is compared with that of guessing, -N log K.
+        With classes, reports show accuracy and calibration, and compare the evidence with guessing, -N log K.
         """
         return None
 
     def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
-        """What ``Predictive`` says of y if f ~ N(mean (B, D), covariance (B, D, D)).
+        """The prediction of y if f ~ N(mean (B, D), covariance (B, D, D)), for ``Predictive``.
 
-        It is ``probabilities`` (B, K) = E softmax(logits(f)), or ``expected`` = E y and ``variance`` = var y, (B, D) each. With ``draws``
-        (S, B, D) of f these are means over them. Without, they are in closed form; return None if there is none, and draws are made.
-        Default: probabilities by draws; nothing if y is not a class.
+        Return ``probabilities`` (B, K) = E softmax(logits(f)), or ``expected`` = E y and ``variance`` = var y, both (B, D). If
+        ``draws`` (S, B, D) of f are given, take means over them. If not, use a closed form, or return None to ask for draws.
+        Default: probabilities from draws; an empty dict if y is not a class.
         """
         if draws is None:
             return None
@@ -91,25 +91,22 @@ class Likelihood(Protocol):
         return {} if logits is None else {"probabilities": logits.softmax(-1).mean(0)}
 
     def expected(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
-        """E of ``statistic`` and of ``diagonal`` (B, D) under independent f ~ N(mean, variance), both (B, D), in closed form.
-
-        Default: None, there is none, and the variational bound draws.
-        """
+        """E statistic, and E diagonal (B, D), if f ~ N(mean, variance) independently. Default: None; the bound uses draws."""
         return None
 
     def hyperparameters(self) -> dict[str, Tensor]:
-        """What is learned, by name: leaf tensors, for gradient steps and checkpoints. Default: the parameters of a torch module."""
+        """Leaf tensors that are learned, by name, for gradient steps and checkpoints. Default: parameters of the module."""
         return dict(self.named_parameters()) if isinstance(self, nn.Module) else {}
 
     def figures(self) -> dict[str, float]:
-        """The hyperparameters as people read them, for histories and reports. Default: those that are one number, as they are."""
+        """Hyperparameters in readable units, for histories and reports. Default: every hyperparameter that is one number."""
         return {name: float(t.detach()) for name, t in self.hyperparameters().items() if t.numel() == 1}
 
     def update(self, statistic: Tensor, count: float | Tensor, damping: float = 1.0, trust: float = math.inf) -> Tensor:
-        """Move hyperparameters to where ``log_likelihood`` is largest, sigma^2 <- statistic / count; return by what ``scale`` grew.
+        """Maximise ``log_likelihood``, sigma^2 <- statistic / count; return the factor by which ``scale`` grew.
 
-        ``count`` is samples times outputs, less the effective parameters. In log space move by the fraction ``damping`` of the way, at
-        most by ``trust``. Default: nothing to move; a ValueError if there are hyperparameters.
+        ``count`` is samples times outputs, minus the effective parameters. In log space, the step is the fraction ``damping`` of
+        the way, at most ``trust``. Default: no step; a ValueError if there are hyperparameters to learn.
         """
         if learned := [name for name, t in self.hyperparameters().items() if t.requires_grad]:
             raise ValueError(
@@ -122,25 +119,24 @@ class Likelihood(Protocol):
 class Categorical(nn.Module, Likelihood):
     """p(y | f) = softmax(f)_y; Lambda = diag(p) - p p^T, which has rank D - 1.
 
-    Its root is the Cholesky factor in closed form (Tanabe & Sagae 1992), with one column, so one backward pass, less than outputs:
+    The root is the closed-form Cholesky factor (Tanabe & Sagae 1992). It has D - 1 columns, which saves one backward pass:
     R_jj = sqrt(p_j q_j / r_j) and R_ij = - p_i sqrt(p_j / (q_j r_j)) for i > j, with r_j = p_j + p_{j+1} + ... and q_j = r_j - p_j.
     """
 
     name = "categorical"
 
     def check(self, outputs: int, targets: Tensor) -> None:
-        """Refuse targets that do not suit a model with so many outputs."""
+        """Refuse targets that do not suit a model with ``outputs`` outputs."""
         if outputs < 2:
             raise ValueError(
-                "the model has one output, but a categorical likelihood needs one for each class: two for two classes, or one with "
-                "likelihood='bernoulli'"
+                "the model has one output, but a categorical likelihood needs one per class: use two, or likelihood='bernoulli'"
             )
         if targets.is_floating_point() or targets.dim() != 1:
             kind = "one-hot or probabilities" if targets.shape[1:] == (outputs,) else "not class indices"
-            shape = ", ".join(map(str, ("N", *targets.shape[1:])))  # fit looks at a few of them first
+            shape = ", ".join(map(str, ("N", *targets.shape[1:])))  # N: fit checks a few samples first
             raise ValueError(
-                f"targets of shape ({shape}) and type {targets.dtype} are {kind}: the categorical "
-                f"likelihood takes integer class indices of shape (N,); use {_as_indices(targets)}"
+                f"targets of shape ({shape}) and type {targets.dtype} are {kind}: the categorical likelihood takes integer "
+                f"class indices of shape (N,); use {_as_indices(targets)}"
             )
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
             raise ValueError(
@@ -149,7 +145,7 @@ class Categorical(nn.Module, Likelihood):
             )
 
     def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
-        """Refuse a model that ends in a softmax: softmax(softmax(f)) is another likelihood. softmax(log_softmax(f)) is the same one."""
+        """Refuse a model that ends in a softmax: two in a row change the likelihood. A log-softmax does not, and may stay."""
         rounding = max(1e-5, 2 * torch.finfo(outputs.dtype).eps)
         f = outputs.detach().double()
         if not bool((f >= 0).all() & ((f.sum(1) - 1).abs() <= rounding).all()):
@@ -157,7 +153,7 @@ class Categorical(nn.Module, Likelihood):
         names = [name for name, module in model.named_modules() if isinstance(module, nn.Softmax)]
         raise ValueError(
             f"the outputs of the model are probabilities, by {f'{names[-1]} (Softmax)' if names else 'a softmax in its forward()'}: "
-            "the categorical likelihood takes the softmax itself; leave it out of the model (a log-softmax may stay)"
+            "the categorical likelihood applies the softmax itself; leave it out of the model (a log-softmax may stay)"
         )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -165,7 +161,7 @@ class Categorical(nn.Module, Likelihood):
         return -F.cross_entropy(outputs, targets.long(), reduction="sum")
 
     def root(self, outputs: Tensor) -> Tensor:
-        # By logarithms: where a probability is 0 in floating point its root would have an infinite slope.
+        # In logarithms: if a probability rounds to 0, the slope of its square root is infinite.
         p = outputs.log_softmax(-1)
         tail = p.flip(-1).logcumsumexp(-1).flip(-1)  # log r_j; q_j is r_{j+1}
         here, rest, part = tail[:, None, :-1], tail[:, None, 1:], p[:, None, :-1]
@@ -177,12 +173,12 @@ class Categorical(nn.Module, Likelihood):
         return torch.where(row > column, -size, size)
 
     def diagonal(self, outputs: Tensor) -> Tensor:
-        """That of R R^T, (B, D)."""
+        """The diagonal of R R^T, (B, D)."""
         p = outputs.softmax(-1)
         return p * (1 - p)
 
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
-        """One column (B, D) for each sample of the symmetric root sqrt(p_c) (e_c - p), c = ``index`` (B,); it has D."""
+        """Column c = ``index`` (B,) of another root with D columns, sqrt(p_c) (e_c - p): (B, D)."""
         p = outputs.softmax(-1)
         index = index.to(p.device)[:, None]
         return p.gather(1, index).sqrt() * (torch.zeros_like(p).scatter_(1, index, 1.0) - p)
@@ -192,7 +188,7 @@ class Categorical(nn.Module, Likelihood):
         return outputs
 
     def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
-        """E softmax(f), without draws softmax(mean / sqrt(1 + pi/8 v))."""
+        """E softmax(f); without draws, softmax(mean / sqrt(1 + pi/8 v))."""
         return super().predict(mean, covariance, _probit(mean, covariance) if draws is None else draws)
 
 
@@ -208,7 +204,7 @@ class Gaussian(nn.Module, Likelihood):
         self.log_variance = nn.Parameter(torch.tensor(2 * math.log(sigma_noise), dtype=torch.float64))
 
     def check(self, outputs: int, targets: Tensor) -> None:
-        """Refuse targets that do not suit a model with so many outputs."""
+        """Refuse targets that do not suit a model with ``outputs`` outputs."""
         if targets.shape[1:] != (outputs,) or not targets.is_floating_point():
             hint = ""
             if targets.dim() == 1 and outputs == 1:
@@ -228,7 +224,7 @@ class Gaussian(nn.Module, Likelihood):
         return self.statistic(outputs, targets) / 2
 
     def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
-        """log N of ``count`` numbers (samples times outputs) with the given sum of squared errors."""
+        """log N of ``count`` numbers (samples times outputs) whose squared errors sum to ``statistic``."""
         return -0.5 * (statistic * self.scale() + count * (self.log_variance + math.log(2 * math.pi)))
 
     def scale(self) -> Tensor:
@@ -238,15 +234,15 @@ class Gaussian(nn.Module, Likelihood):
         return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
 
     def diagonal(self, outputs: Tensor) -> Tensor:
-        """That of R R^T, (B, D)."""
+        """The diagonal of R R^T, (B, D)."""
         return torch.ones_like(outputs)
 
     def column(self, outputs: Tensor, index: Tensor) -> Tensor:
-        """One column (B, D) of the root for each sample, that of ``index`` (B,)."""
+        """Column ``index`` (B,) of the identity: (B, D)."""
         return torch.zeros_like(outputs).scatter_(1, index.to(outputs.device)[:, None], 1.0)
 
     def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
-        """N(mean, v + sigma^2), exact with and without draws."""
+        """N(mean, v + sigma^2): exact, so draws are not used."""
         return {"expected": mean, "variance": _variance(covariance) + 1 / float(self.scale().detach())}
 
     def expected(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -266,22 +262,21 @@ class Gaussian(nn.Module, Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """p(y = 1 | f) = p = 1 / (1 + exp(-f)), f one logit, y 0 or 1; Lambda = p (1 - p). Targets are (N,) or (N, 1)."""
+    """p(y = 1 | f) = p = 1 / (1 + exp(-f)), f one logit; Lambda = p (1 - p). Targets are 0 or 1, (N,) or (N, 1)."""
 
     name = "bernoulli"
 
     def check(self, outputs: int, targets: Tensor) -> None:
-        """Refuse targets that do not suit a model with so many outputs."""
+        """Refuse targets that do not suit a model with ``outputs`` outputs."""
         if outputs != 1:
             raise ValueError(
-                f"the model has {outputs} outputs, but a Bernoulli likelihood takes one, the logit of class 1: give the model one, or use "
-                "likelihood='categorical', which takes one for each class"
+                f"the model has {outputs} outputs, but a Bernoulli likelihood takes one logit: use one or likelihood='categorical'"
             )
         _check_shape(self.name, 1, targets)
         if len(other := targets[(targets != 0) & (targets != 1)]):
             raise ValueError(
-                f"the targets hold {other[0].item():g}, but a Bernoulli likelihood takes 0 and 1: use (targets > 0).long() if they are -1 "
-                "and 1, or likelihood='categorical' for more than two classes"
+                f"the targets hold {other[0].item():g}, but a Bernoulli likelihood takes 0 and 1: use (targets > 0).long() "
+                "for -1 and 1, or likelihood='categorical' for more than two classes"
             )
 
     def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
@@ -289,8 +284,8 @@ class Bernoulli(Likelihood):
         name, last = list(model.named_modules())[-1]
         if isinstance(last, nn.Sigmoid) and bool(((outputs >= 0) & (outputs <= 1)).all()):
             raise ValueError(
-                f"the outputs of the model are probabilities, by {name or 'the model'} (Sigmoid): the Bernoulli likelihood takes the "
-                "sigmoid itself; leave it out of the model"
+                f"the outputs of the model are probabilities, by {name or 'the model'} (Sigmoid): the Bernoulli likelihood "
+                "applies the sigmoid itself; leave it out of the model"
             )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -298,38 +293,34 @@ class Bernoulli(Likelihood):
         return -F.binary_cross_entropy_with_logits(outputs, targets.reshape(outputs.shape).to(outputs), reduction="sum")
 
     def root(self, outputs: Tensor) -> Tensor:
-        """sqrt(p (1 - p)), by logarithms: certain outputs keep a finite slope."""
+        """sqrt(p (1 - p)), in logarithms: the slope stays finite if p rounds to 0 or 1."""
         return ((F.logsigmoid(outputs) + F.logsigmoid(-outputs)) / 2).exp()[:, :, None]
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """(0, f) of the classes 0 and 1."""
+        """(0, f) for the classes 0 and 1."""
         return torch.cat([torch.zeros_like(outputs), outputs], -1)
 
     def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
-        """(1 - E p, E p), without draws by the probit approximation p(mean / sqrt(1 + pi/8 v))."""
+        """(1 - E p, E p); without draws, by the probit approximation p(mean / sqrt(1 + pi/8 v))."""
         return super().predict(mean, covariance, _probit(mean, covariance) if draws is None else draws)
 
 
 class Poisson(Likelihood):
-    """p(y | f) = exp(y f - exp(f)) / y!, f the log of a rate for each output, y a count; Lambda = diag(exp(f)).
-
-    Targets are (N, D), or (N,) for one output.
-    """
+    """p(y | f) = exp(y f - exp(f)) / y!, f log-rates; Lambda = diag(exp(f)). Targets are counts (N, D), or (N,) if D = 1."""
 
     name = "poisson"
 
     def check(self, outputs: int, targets: Tensor) -> None:
-        """Refuse targets that do not suit a model with so many outputs."""
+        """Refuse targets that do not suit a model with ``outputs`` outputs."""
         _check_shape(self.name, outputs, targets)
         values = targets.double()
         if len(other := values[(values < 0) | (values % 1 != 0)]):
             raise ValueError(
-                f"the targets hold {other[0].item():g}, but a Poisson likelihood takes counts, 0, 1, 2, ...: use likelihood='gaussian' "
-                "for other numbers"
+                f"the targets hold {other[0].item():g}, but a Poisson likelihood takes counts, 0, 1, ...: use likelihood='gaussian'"
             )
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """sum_n y_n f_n - exp(f_n) - log y_n!, in float64: large counts would cancel."""
+        """sum_n y_n f_n - exp(f_n) - log y_n!, in float64, because large counts cancel."""
         return self.expected(outputs, torch.zeros_like(outputs), targets)[0]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -341,7 +332,7 @@ class Poisson(Likelihood):
         return torch.diag_embed((outputs / 2).exp())
 
     def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
-        """E y = E exp(f) = exp(mean + v / 2) and var y = E y + (E y)^2 (exp(v) - 1), exact; or the same moments over draws."""
+        """E y = E exp(f) = exp(mean + v / 2) and var y = E y + (E y)^2 (exp(v) - 1), exact; with draws, their moments."""
         if draws is None:
             variance = _variance(covariance)
             rate = (mean + variance / 2).exp()
@@ -360,12 +351,12 @@ def _variance(covariance: Tensor) -> Tensor:
 
 
 def _probit(mean: Tensor, covariance: Tensor) -> Tensor:
-    """Logits (1, B, D) at which a sigmoid, or softmax, is about its mean over f: MacKay's approximation."""
+    """Logits (1, B, D) whose sigmoid, or softmax, approximates the mean over f (MacKay)."""
     return (mean / (1 + math.pi / 8 * _variance(covariance)).sqrt())[None]
 
 
 def _check_shape(name: str, outputs: int, targets: Tensor) -> None:
-    """Refuse targets that are neither (N, D) nor, for one output, (N,)."""
+    """Refuse targets of other shapes than (N, D), or (N,) for one output."""
     if targets.shape[1:] == (outputs,) or (outputs == 1 and targets.dim() == 1):
         return
     shapes = "(N,) or (N, 1)" if outputs == 1 else f"(N, {outputs})"
@@ -377,7 +368,7 @@ def _check_shape(name: str, outputs: int, targets: Tensor) -> None:
 
 
 def _as_indices(targets: Tensor) -> str:
-    """The call that makes class indices of targets that are none."""
+    """Code that converts ``targets`` to class indices, for the error message."""
     if math.prod(targets.shape[1:]) != 1:
         return "targets.argmax(1) if they are one-hot, or likelihood='gaussian'"
     flat = "targets.squeeze(1)" if targets.dim() == 2 else "targets.flatten()" if targets.dim() > 2 else "targets"
@@ -396,7 +387,7 @@ MEMBERS = [name for name in (*Likelihood.__annotations__, *vars(Likelihood)) if 
 
 
 def of(kind: str | Likelihood) -> Likelihood:
-    """The likelihood of a name, or the one given."""
+    """The likelihood with this name, or the given object."""
     if isinstance(kind, str):
         if kind not in LIKELIHOODS:
             raise ValueError(f"unknown likelihood {kind!r}: use {' or '.join(map(repr, LIKELIHOODS))}, or one of your own")
@@ -408,13 +399,12 @@ def of(kind: str | Likelihood) -> Likelihood:
         raise TypeError(f"the likelihood is a {type(kind).__name__}: inputs and targets are one pair, as in (model, (x, y))")
     if lacking:
         raise TypeError(
-            f"the likelihood {type(kind).__name__} lacks {', '.join(lacking)}: write them, or inherit from autosym.Likelihood, which has "
-            "defaults"
+            f"the likelihood {type(kind).__name__} lacks {', '.join(lacking)}: write them, or inherit from autosym.Likelihood"
         )
     return kind
 
 
 def classes(likelihood: Likelihood, outputs: int) -> int | None:
-    """How many classes a target is one of; None if it is not a class."""
+    """The number of classes; None if targets are not classes."""
     logits = likelihood.logits(torch.zeros(1, outputs))
     return None if logits is None else logits.shape[-1]

@@ -1,12 +1,12 @@
-"""Priors: p(w_i) = N(0, I / delta_i), one log-precision per path (a bias is a path, the two factors of F-FC are two).
+"""Priors: p(w_i) = N(0, I / delta_i), one log-precision per path. A bias is a path; the two factors of F-FC are two paths.
 
-Other families are scale mixtures of it. With finite ``nu`` every row w_o of a path's matrix (the weights into one output) has a scale
-of its own, which makes the prior a multivariate Student-t:
+Other priors are scale mixtures of this one. With finite ``nu``, every row w_o of a path's matrix (the weights into one output)
+has its own scale tau_o. The prior is then a multivariate Student-t:
 
     p(w_o | tau_o) = N(0, I / (delta tau_o)),     tau_o ~ Gamma(nu/2, nu/2)
 
 By EM, q(tau_o) = Gamma(a, b) with a = (nu + d)/2 and b = (nu + delta E|w_o|^2)/2. Given the mean scales, curvature G becomes
-tau^-1/2 G tau^-1/2 and everything else stays as it was.
+tau^-1/2 G tau^-1/2. Nothing else changes.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class Prior(nn.Module):
-    """Zero-mean priors over named paths: ``log_precision`` is the vector of log delta, in the order of ``names``."""
+    """Zero-mean priors of named paths: ``log_precision`` is the vector of log delta, in the order of ``names``."""
 
     def __init__(self, names: Sequence[str], precision: float | Mapping[str, float] = 1.0, nu: float = math.inf):
         super().__init__()
@@ -42,16 +42,16 @@ class Prior(nn.Module):
         self.mixture_bound = 0.0  # what the mixture adds to the log evidence: E log p(tau) and the entropy of q(tau)
 
     def precision(self) -> dict[str, float]:
-        """delta by name of path."""
+        """delta of every path, by name."""
         return dict(zip(self.names, self.log_precision.detach().exp().tolist(), strict=True))
 
     def log_density(self, square_norms: Tensor, sizes: Tensor) -> Tensor:
-        """log p(w_i) of each path, from |w_i|^2 (weighted by the scales) and the number of its parameters."""
+        """log p(w_i) of each path, from |w_i|^2 (weighted by the scales) and its number of parameters."""
         delta = self.log_precision.exp()
         return 0.5 * (sizes * (self.log_precision - math.log(2 * math.pi)) - delta * square_norms)
 
     def scale_of(self, name: str, weight: Tensor) -> Tensor | float:
-        """tau of every weight of a path, ready to multiply ``weight``, whose leading axes are the rows."""
+        """tau of every weight of a path, in a shape that broadcasts to ``weight``, whose leading axes are the rows."""
         if name not in self.scales:
             return 1.0
         scales = self.scales[name].to(weight)
@@ -61,7 +61,7 @@ class Prior(nn.Module):
         return scales.reshape((*weight.shape[:leading], *(1,) * (weight.dim() - leading)))
 
     def set_scales(self, name: str, expected_square: Tensor, width: int) -> float:
-        """The E-step for one path, from E|w_o|^2 (K, out) of rows of ``width`` weights; returns its part of the mixture bound."""
+        """The E-step for one path, from E|w_o|^2 (K, out) of rows of ``width`` weights. Returns its part of ``mixture_bound``."""
         delta = self.precision()[name]
         a = torch.full_like(expected_square, (self.nu + width) / 2)
         b = (self.nu + delta * expected_square) / 2
