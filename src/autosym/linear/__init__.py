@@ -1,4 +1,4 @@
-"""Every linear map under one prior: groups, the path law, and the paths."""
+"""Linear maps, each with its own prior: the paths, the path law, and groups."""
 
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense, Pool

@@ -1,4 +1,4 @@
-"""Convolutions with filters centred on the map they act on: circular ones, and the correlations of a map with its shifts."""
+"""Circular convolutions with centred filters, and correlations of a map with its own shifts."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +10,7 @@ from torch.nn.grad import conv2d_weight
 
 
 def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
-    """The map (..., H, W) continued around its sides by as much as a centred filter reaches."""
+    """Pad the map (..., H, W) circularly, by as much as a centred filter reaches."""
     reach = [k // 2 for k in kernel_size]
     if any(r > n for r, n in zip(reach, x.shape[-2:], strict=True)):
         raise ValueError(
@@ -20,13 +20,13 @@ def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
         return x
     if not x.is_cuda:
         return F.pad(x, (reach[1], reach[1], reach[0], reach[0]), "circular")
-    positions = _around(x.shape[-2], x.shape[-1], *reach, x.device)  # one gather is one kernel, copies of the sides are five
+    positions = _around(x.shape[-2], x.shape[-1], *reach, x.device)  # one gather is one kernel; copying the sides takes five
     return x.flatten(-2).index_select(-1, positions.flatten()).unflatten(-1, positions.shape)
 
 
 @cache
 def _around(height: int, width: int, up: int, left: int, device: torch.device) -> Tensor:
-    """Positions in a flat map, continued around its sides."""
+    """Positions in a flat map, padded circularly."""
     rows, columns = torch.arange(-up, height + up) % height, torch.arange(-left, width + left) % width
     return (rows[:, None] * width + columns).to(device)
 
@@ -43,7 +43,7 @@ def patches(x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (1, 1
 
 
 def circular_conv(x: Tensor, filters: Tensor) -> Tensor:
-    """y[c', p] = sum_{c, u} filters[c', c, u] x[c, p + u] for u centred at 0, with positions taken around the sides."""
+    """y[c', p] = sum_{c, u} filters[c', c, u] x[c, p + u] for u centred at 0; positions wrap around."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, filters = x.to(dtype), filters.to(dtype)
@@ -51,7 +51,7 @@ def circular_conv(x: Tensor, filters: Tensor) -> Tensor:
 
 
 class _CircularConv(torch.autograd.Function):
-    """Its adjoint in x is a circular convolution again (with the filters turned about), cheaper than undoing the padding."""
+    """The adjoint in x is a circular convolution too, with flipped filters. This is cheaper than undoing the padding."""
 
     generate_vmap_rule = True
 
@@ -76,9 +76,9 @@ class _CircularConv(torch.autograd.Function):
 def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: str) -> Tensor:
     """sum over samples and positions p of x[c, p + u] x[c', p + v], for all u, v of a centred filter: (1, C k^2, C k^2).
 
-    It depends on u and v through v - u alone, but for the border: with zero padding, p = q - u must lie in the map, which leaves
-    out the first or last rows and columns q. So one product per lag v - u (half of them, by symmetry), split into zones of q that are
-    kept or left out together: the interior, and the lines within reach of each side.
+    Away from the border it depends only on the lag v - u. With zero padding, p = q - u must lie in the map, which excludes some
+    of the first or last rows and columns q. So compute one product per lag (half of them, by symmetry), and split it into zones
+    of q that are included or excluded together: the interior, and each line within reach of a side.
     """
     channels, (height, width) = x.shape[1], x.shape[2:]
     reach = [k // 2 for k in kernel_size]
@@ -93,8 +93,8 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
     )
     inner = [max(side, key=lambda zone: zone.stop - zone.start) for side in zones]
     own = {(i, j): x[..., rows, columns].flatten(1) for i, rows in enumerate(zones[0]) for j, columns in enumerate(zones[1])}
-    flat = min(height, width) >= 24 * max(reach)  # products longer by the padding then cost less than copies
-    if flat:  # the inner zone alone, on a canvas of which the flat form turns a shift into a slice, and no copy
+    flat = min(height, width) >= 24 * max(reach)  # then longer products, with the padding, cost less than copies
+    if flat:  # only the inner zone is non-zero: a shift of the flat canvas is a slice, without a copy
         canvas = torch.zeros_like(padded)
         canvas[..., _moved(inner[0], pad[2]), _moved(inner[1], pad[0])] = x[..., inner[0], inner[1]]
 
@@ -106,7 +106,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: 
         moved = padded[..., _moved(rows, pad[2] + lag[0]), _moved(columns, pad[0] + lag[1])]
         return own[i, j] @ moved.flatten(1).mT
 
-    totals: dict[tuple, Tensor] = {}  # of a lag and the zones that are kept: many pairs of offsets have the same
+    totals: dict[tuple, Tensor] = {}  # by lag and included zones, which many pairs of offsets share
     place = torch.empty(len(offsets), len(offsets), dtype=torch.long)
     for a, u in enumerate(offsets):
         inside = tuple(
@@ -139,11 +139,11 @@ def _moved(zone: slice, by: int) -> slice:
 
 
 def _zones(size: int, reach: int) -> list[slice]:
-    """The lines of a side: each of the first and last ``reach`` alone, and all between them together."""
+    """Zones along one axis: each of the first and last ``reach`` lines, and all lines between them."""
     edge = [slice(i, i + 1) for i in range(reach)]
     return [*edge, slice(reach, size - reach), *(slice(size - reach + i, size - reach + i + 1) for i in range(reach))]
 
 
 def _inside(zone: slice, offset: int, size: int) -> bool:
-    """Whether all q of a zone are p + offset with p in the map."""
+    """Whether p = q - offset lies in the map for all q of a zone."""
     return zone.start - offset >= 0 and zone.stop - offset <= size

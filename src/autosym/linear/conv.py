@@ -14,8 +14,8 @@ from autosym.linear.plain import Convolution
 class Conv(Path):
     """Convolution (Eq. 3): patches are the columns, output positions are shared; K = groups.
 
-    ``padding_mode`` is one of torch's ("circular", "zeros", "reflect", "replicate"). With ``stride=1`` and circular
-    padding it is exactly equivariant to translations. With ``sequences`` it takes (B, C, L), read as maps of height 1.
+    ``padding_mode`` is as in torch: "circular", "zeros", "reflect" or "replicate". With ``stride=1`` and circular padding it
+    is exactly equivariant to translations. With ``sequences`` it takes (B, C, L), as maps of height 1.
     """
 
     keeps = Kept(equivariant=True)
@@ -35,13 +35,13 @@ class Conv(Path):
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups={groups} must divide {in_channels} input and {out_channels} output channels")
         if padding_mode not in ("circular", "zeros", "reflect", "replicate"):
-            raise ValueError(f"padding_mode {padding_mode!r} is not circular, zeros, reflect or replicate")
+            raise ValueError(f"unknown padding_mode {padding_mode!r}: use circular, zeros, reflect or replicate")
         kernel = _pair(kernel_size)
         fan_in = in_channels // groups * math.prod(kernel)
         super().__init__(groups, out_channels // groups, fan_in, bound=math.sqrt(6 / fan_in))
         self.kernel_size, self.stride, self.dilation = kernel, _pair(stride), _pair(dilation)
         self.in_channels, self.groups, self.padding_mode, self.sequences = in_channels, groups, padding_mode, sequences
-        if padding is None:  # the padding that keeps the size, as F.pad orders it: left, right, top, bottom
+        if padding is None:  # keep the size; in the order of F.pad: left, right, top, bottom
             if any(k % 2 == 0 for k in self.kernel_size):
                 raise ValueError(f"kernel_size {self.kernel_size} is even: give padding=(left, right, top, bottom)")
             vertical, horizontal = (d * (k - 1) // 2 for d, k in zip(self.dilation, self.kernel_size, strict=True))
@@ -50,21 +50,21 @@ class Conv(Path):
 
     @property
     def keeps_size(self) -> bool:
-        """Whether it is a plain centred filter: no stride, dilation or groups, and padding that keeps the size of the map."""
+        """Whether the filter is centred and keeps the size of the map, without stride, dilation or groups."""
         height, width = (k // 2 for k in self.kernel_size)
         centred = self.padding == (width, width, height, height) and all(k % 2 for k in self.kernel_size)
         return centred and self.stride == self.dilation == (1, 1) and self.groups == 1
 
     @property
     def has_borders(self) -> bool:
-        """Whether positions at an edge see something else than those inside: not where it wraps around, nor if it has no reach."""
+        """Whether edges are treated differently from the inside: False if the filter wraps around or sees one position only."""
         left, right, top, bottom = self.padding
         reach = tuple(d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True))
         return (top + bottom, left + right) != reach or (self.padding_mode != "circular" and any(reach))
 
     @property
     def is_equivariant(self) -> bool:
-        """Whether it commutes exactly with translations, around the edges."""
+        """Whether it commutes exactly with circular translations."""
         return self.stride == (1, 1) and not self.has_borders
 
     def pad(self, x: Tensor) -> Tensor:
@@ -86,9 +86,9 @@ class Conv(Path):
         return seen.permute(0, 2, 3, 1, 4, 5).reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
-        """Where the filter keeps the size of a larger map, from correlations of the map with its shifts instead of patches.
+        """On a CPU, if the filter keeps the size of a large map: correlations of the map with its shifts, without patches.
 
-        Not on a GPU, which has arithmetic to spare: one large product is faster there than many with few rows.
+        On a GPU one large product is faster than many products with few rows.
         """
         x = self._maps(x)
         wide = not x.is_cuda and x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
@@ -106,7 +106,7 @@ class Conv(Path):
         return g.flatten(2).mT.reshape(g.shape[0], -1, self.groups, self.weight.shape[1])
 
     def filters(self) -> Tensor:
-        """The weight as torch's convolutions take it, (C', C / groups, height, width)."""
+        """The weight in torch's shape, (C', C / groups, height, width)."""
         return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
 
     def limits(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class Conv(Path):
 
 
 def form_of(conv: nn.Conv1d | nn.Conv2d) -> tuple:
-    """The arguments of the ``Conv`` that is one of torch's convolutions, but for its bias."""
+    """The arguments of the ``Conv`` that equals a torch convolution without its bias."""
     padding = tuple(conv._reversed_padding_repeated_twice)  # torch's own reading of "same", "valid" and numbers
     line = isinstance(conv, nn.Conv1d)
     kernel, stride, dilation = ((1, *t) if line else t for t in (conv.kernel_size, conv.stride, conv.dilation))

@@ -1,4 +1,4 @@
-"""Dense maps: every input to every output, on the mean over positions, and a constant."""
+"""Dense maps: of all inputs, of the mean over positions, and a constant."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from autosym.linear.plain import Matrix, Pooled
 
 
 class Dense(Path):
-    """Fully connected, y = W x (Eq. 1); K = 1. Axes between the batch and ``in_shape`` are shared positions (none: S = 1)."""
+    """Fully connected, y = W x (Eq. 1); K = 1. Axes between the batch and ``in_shape`` are shared positions; S = 1 without them."""
 
     in_shape: tuple[int, ...]
 
@@ -37,9 +37,9 @@ class Dense(Path):
 
 
 class Pool(Path):
-    """Dense on the mean over positions, y = W mean_p x[c, p], of flattened maps (B, C P): invariant to translations; K = S = 1."""
+    """Dense on the mean over positions, y = W mean_p x[c, p], for flattened maps (B, C P): translation invariant; K = S = 1."""
 
-    keeps = Kept(invariant=True, every=True)  # where positions go makes no difference
+    keeps = Kept(invariant=True, every=True)  # any permutation of positions leaves it unchanged
 
     def __init__(self, channels: int, positions: int, outputs: int):
         super().__init__(1, outputs, channels, bound=channels**-0.5)
@@ -61,8 +61,8 @@ class Pool(Path):
 class Bias(Path):
     """One constant column, y = b broadcast from ``shape`` to ``out_shape``; K = in = 1.
 
-    By default S = 1 and ``place`` broadcasts, so the block is the exact GGN. With ``expand`` the broadcast positions are
-    shared instead (outer products are summed over them), as laplace-torch does: for comparison only.
+    By default S = 1 and ``place`` broadcasts, so the curvature block is the exact GGN. With ``expand`` the broadcast positions
+    are shared: outer products are summed over them, as in laplace-torch. Use this only for comparison.
     """
 
     def __init__(self, shape: Sequence[int], out_shape: Sequence[int] | None = None, expand: bool = False):
@@ -80,7 +80,7 @@ class Bias(Path):
 
     @property
     def keeps(self) -> Kept:
-        """It depends on no input. It breaks nothing if it is one number for each channel."""
+        """Invariant, as it does not depend on the input. Equivariant only if it is one number per channel."""
         constant = all(size == 1 for size in self.shape[1:])
         return Kept(equivariant=constant, invariant=True, every=constant)
 
@@ -102,7 +102,7 @@ class Bias(Path):
         return self.weight.view(1, *self.shape).expand(x.shape[0], *self.out_shape)
 
     def plain(self, in_shape: Sequence[int] | None) -> None:
-        """None: it is a part of other layers (``offset``)."""
+        """None: other layers add it as their ``offset``."""
 
     def values(self) -> Tensor:
         """b, in a shape that broadcasts to the output."""

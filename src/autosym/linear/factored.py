@@ -1,4 +1,4 @@
-"""F-FC (Eq. 5): a dense map of maps, factored between input and output, as two paths."""
+"""F-FC (Eq. 5): a fully connected layer on maps, factored into an input path and an output path."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class FactoredIn(Path):
                 if x.shape[1] == channels
                 else f"channels differ, it takes {channels}, the inputs have {x.shape[1]}"
             )
-            raise ValueError(f"this factored layer is of maps {('B', *self.in_shape)}, got {tuple(x.shape)}: {how}")
+            raise ValueError(f"this factored layer takes maps {('B', *self.in_shape)}, got {tuple(x.shape)}: {how}")
         return factored_in(x.flatten(2), self.weight)
 
     def pictures(self) -> Tensor | None:

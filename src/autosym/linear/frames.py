@@ -1,4 +1,4 @@
-"""Coordinates of weights in which steps are even: those of anchor values, whose basis functions overlap."""
+"""Coordinates for steps of anchor values, whose basis functions overlap."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 
 class Frame(nn.Module):
-    """Coordinates v of anchor values u in which steps are even: basis functions overlap, so that equal steps of u are not.
+    """Coordinates v of anchor values u in which equal steps change the weights equally (basis functions overlap).
 
         phi phi^T = E diag(lambda) E^T,    v = u E lambda^(1/2):    |u phi|^2 = |v|^2,    |u|^2 = sum_i v_i^2 / lambda_i
 
-    A step of v moves the weights u phi by its own length, and the prior N(0, 1 / delta) of u is one of v, of precision delta / lambda.
-    (Eigenvalues below a millionth of the largest count as that: along those a step moves the weights by less.) Coordinates stay while a
-    basis is learned: they are those of the basis as it was made. Eigenvectors are unique only up to sign: checkpoints keep them.
+    A step of v moves the weights u phi by the same length. The prior N(0, 1 / delta) of u is a prior of v with precision
+    delta / lambda. Eigenvalues below a millionth of the largest are raised to it; there a step moves the weights by less. If the
+    basis is learned, the coordinates stay those of the initial basis. Checkpoints store the eigenvectors, whose signs are arbitrary.
     """
 
     spectrum: Tensor
@@ -30,7 +30,7 @@ class Frame(nn.Module):
         self.register_buffer("back", (vectors / spectrum.sqrt()).mT.to(phi))
 
     def unit(self, u: Tensor, size: float) -> float:
-        """The root mean square of v, or, of zeros, what steps of u of ``size`` move it by."""
+        """The root mean square of v. If v is zero: how far steps ``size`` of u move v."""
         return float(self.coordinates(u).square().mean().sqrt()) or size * float(self.spectrum.mean().sqrt())
 
     def coordinates(self, u: Tensor) -> Tensor:
@@ -42,14 +42,14 @@ class Frame(nn.Module):
         return self._along(v, lambda last: last @ self.back)
 
     def slope(self, g: Tensor) -> Tensor:
-        """The gradient in v, from that in u."""
+        """The gradient in v, from the gradient ``g`` in u."""
         return self._along(g, lambda last: last @ self.back.mT)
 
     def precision(self, delta: Tensor) -> Tensor:
-        """Of the coordinates, from that of the values."""
+        """The prior precision of v, from the prior precision ``delta`` of u."""
         return self._along(delta, lambda last: last / self.spectrum)
 
     def _along(self, t: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """With the anchors as the last axis: they run along the inputs of the matrix, of which each has as many, or its outputs."""
+        """Apply ``change`` with the anchors as the last axis: they run along inputs (``across``) or outputs of the matrix."""
         last = t.unflatten(-1, (-1, len(self.spectrum))) if self.across else t.mT
         return change(last).flatten(-2) if self.across else change(last).mT

@@ -16,7 +16,8 @@ class GroupConv(Path):
     """Group convolution, y[c', g, p] = sum_{c,h,u} weight[c', c, h, u] x[c, g h, p + g u] (Cohen & Welling 2016).
 
     Lifted features (C, |G|) are C |G| channels. Every turned copy of the filter is a shared position: S = |G| H W,
-    in = C |G| k^2. ``lift=True`` takes an image, without h. Circular padding; exactly equivariant if the group is exact.
+    in = C |G| k^2. With ``lift=True`` the input is an image, without h. Padding is circular. Exactly equivariant if the
+    group is exact.
     """
 
     understated = True  # docs/evidence.md
@@ -31,7 +32,7 @@ class GroupConv(Path):
         super().__init__(1, out_channels, fan_in, bound=math.sqrt(6 / fan_in))
         self.group, self.lift, self.in_channels, self.kernel_size = group, lift, in_channels, kernel_size
         self.takes, self.lifted = None if lift else group, group
-        with torch.device("cpu"):  # also where the path is only a definition, on the meta device
+        with torch.device("cpu"):  # also if the path is built on the meta device
             turns = torch.stack([grid_action(matrix, kernel_size, kernel_size) for matrix in group.matrices])
             products = group.table if not lift else torch.zeros(len(group), 1, dtype=torch.long)
         self.register_buffer("turns", turns, persistent=False)  # [g, v, u]: how g moves u to v

@@ -1,7 +1,7 @@
 """Groups as data: the elements, their Cayley table, and their action on a grid.
 
-An element is a matrix R and a circular shift t, and acts on an image by  (g x)(p) = x(g^-1 p),  g p = R p + t,  with pixels
-counted from the centre of the grid. A new group is its generators: closure, inverses and the Cayley table follow.
+An element is a matrix R and a circular shift t. It acts on an image by  (g x)(p) = x(g^-1 p),  g p = R p + t,  with pixels
+counted from the centre of the grid. Generators define a new group: closure, inverses and the Cayley table follow.
 
     C4 = generated("c4", rotation(90))
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Group:
-    """Elements (n, 2, 2) and (n, 2) in float64, the identity first; ``size`` is the torus its shifts live on, if it has any.
+    """Elements (n, 2, 2) and (n, 2) in float64, the identity first; ``size`` is the torus of its shifts, if it has shifts.
 
-    Coordinates are (right, up), so that rotations turn counter-clockwise. Elements are sorted with reflections last, and by
-    angle: the elements of a subgroup of rotations then act on each half of a dihedral group as on themselves.
+    Coordinates are (right, up), so rotations turn counter-clockwise. Elements are sorted by angle, with reflections last. A
+    subgroup of rotations then acts on each half of a dihedral group as on its own elements.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Group:
 
     @property
     def exact(self) -> bool:
-        """Whether it maps a square grid onto itself; else images are interpolated, and equivariance is approximate."""
+        """Whether it maps a square grid onto itself. If not, images are interpolated and equivariance is approximate."""
         return bool((self.matrices.abs().round() - self.matrices.abs()).abs().max() < 1e-9)
 
     @cached_property
@@ -42,7 +42,7 @@ class Group:
         n = len(self)
         matrices = self.matrices[:, None] @ self.matrices[None]
         shifts = (self.matrices[:, None] @ self.shifts[None, :, :, None])[..., 0] + self.shifts[:, None]
-        with torch.device("cpu"):  # a group is data, also where a network is made on another device
+        with torch.device("cpu"):  # a group stays on the CPU, also if a network is built on another device
             return torch.tensor([[self._index(matrices[g, h], shifts[g, h]) for h in range(n)] for g in range(n)])
 
     @cached_property
@@ -67,7 +67,7 @@ class Group:
         return lifted[:, :, self.table[self.inverse[g]]].flatten(1, 2)
 
     def nests(self, other: "Group") -> bool:
-        """Whether the elements of ``other`` act on every stretch of len(other) elements of this group as on themselves."""
+        """Whether ``other`` acts on every block of len(other) consecutive elements of this group as on its own elements."""
         if len(self) % len(other):
             return False
         stretches = torch.arange(0, len(self), len(other), device="cpu")[:, None]
@@ -105,7 +105,7 @@ def rotation(degrees: float) -> Tensor:
 def generated(name: str, *generators: Tensor) -> Group:
     """The finite group that 2x2 matrices generate."""
     elements = [torch.eye(2, dtype=torch.float64)]
-    for element in elements:  # grows while it is read
+    for element in elements:  # the list grows during the loop
         for generator in generators:
             product = generator @ element
             if all((product - known).abs().max() > 1e-6 for known in elements):
@@ -171,10 +171,10 @@ GROUPS = {
     "d4": generated("d4", rotation(90), FLIP_VERTICAL),
     "flip-horizontal": generated("flip-horizontal", FLIP_HORIZONTAL),
     "flip-vertical": generated("flip-vertical", FLIP_VERTICAL),
-    "c8": generated("c8", rotation(45)),  # by interpolation: equivariance is approximate
+    "c8": generated("c8", rotation(45)),  # interpolates, so equivariance is approximate
 }
 
 
 def nested(group: Group) -> tuple[str, ...]:
-    """The names of the groups that a map over ``group`` is equivariant to: its own, and those of ``GROUPS`` that it nests."""
+    """Names of the groups that a map over ``group`` is equivariant to: ``group`` and the groups in ``GROUPS`` that it nests."""
     return tuple(dict.fromkeys([group.name, *(name for name, other in GROUPS.items() if group.nests(other))]))

@@ -1,14 +1,14 @@
-"""Paths: every linear map with its own prior.
+"""Paths: linear maps, each with its own prior.
 
 Every path is one matrix, or K blocks of it, applied at S shared positions (the path law):
 
     path(x) == place(einsum("bski,koi->bsko", columns(x), weight), x)     weight: (K, out, in)
     <place(h, x), g> == <h, rows(g)>                                      rows is the adjoint of place
 
-``columns`` and ``rows`` are the definition, and all that curvature needs; ``forward`` is the fast form of the same map.
-(``place`` takes of ``x`` only its shape: the same convolution works on images of any size.)
-What counts as a shared position is part of the definition: it fixes the Kronecker approximation.
-What else is to be known of a path, it says itself, by values and methods that have a default.
+``columns`` and ``rows`` define the path and are all that curvature needs; ``forward`` is a faster form of the same map.
+``place`` uses only the shape of ``x``: a convolution works on images of any size.
+The choice of shared positions is part of the definition: it fixes the Kronecker approximation.
+A path describes its other properties by attributes and methods, which have defaults.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ BORDERS, INTERPOLATION = "borders and strides", "interpolation"
 
 
 class Definition(Protocol):
-    """The part of a path that curvature asks for."""
+    """The part of a path that curvature needs."""
 
     def columns(self, x: Tensor) -> Tensor: ...
 
@@ -38,10 +38,10 @@ class Definition(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a linear map keeps: by default nothing.
+    """The symmetries that a linear map keeps: none by default.
 
-    ``equivariant`` and ``invariant`` are to translations; a map that is constant in space is both. ``groups`` names the groups that it is
-    equivariant to as well, its own first, then those within it. ``every``: whichever group it is, as for the mean over all positions.
+    ``equivariant`` and ``invariant`` refer to translations; a map that is constant in space is both. ``groups`` names further
+    groups of its equivariance: its own first, then those nested in it. ``every``: all groups, e.g. for a mean over positions.
     """
 
     equivariant: bool = False
@@ -53,7 +53,7 @@ class Kept:
         return self.every or group in self.groups
 
     def __and__(self, other: "Kept") -> "Kept":
-        """What both keep."""
+        """The symmetries that both keep."""
         common = tuple(group for group in self.groups or other.groups if group in self and group in other)
         translations = self.equivariant and other.equivariant, self.invariant and other.invariant
         return Kept(*translations, common, self.every and other.every)
@@ -71,12 +71,12 @@ class Path(nn.Module):
     """One linear map, ``weight`` of shape (K, out, in), under one prior."""
 
     weight: nn.Parameter
-    start_size = 0.0  # of weights that were set to zero at the start: the root mean square they would have had
-    in_shape: tuple[int, ...] | None = None  # of one input, if it takes no other
-    takes: Group | None = None  # the group whose fields the input's channels are, if of any
-    lifted: Group | None = None  # the group whose fields the output's channels are, if of any
-    factored = False  # whether its map is multiplied by that of another path: Laplace depends on how it is factored
-    understated = False  # whether its Kronecker curvature is smaller, against the exact one, than that of other paths
+    start_size = 0.0  # if weights start at zero: the root mean square they would have had
+    in_shape: tuple[int, ...] | None = None  # the shape of one input, if only one is possible
+    takes: Group | None = None  # the group, if the input's channels are its fields
+    lifted: Group | None = None  # the group, if the output's channels are its fields
+    factored = False  # whether its matrix multiplies the matrix of another path: Laplace depends on the factoring
+    understated = False  # whether Kronecker curvature underestimates the exact one more than for other paths
 
     def __init__(self, blocks: int, rows: int, columns: int, bound: float):
         super().__init__()
@@ -84,11 +84,11 @@ class Path(nn.Module):
 
     @property
     def keeps(self) -> Kept:
-        """Which symmetry the map has, whatever its weights: nothing, unless the path says so."""
+        """The symmetries that the map has for all weights. Default: none."""
         return NOTHING
 
     def size(self) -> float:
-        """The size of the weights, in units of which relative steps are: their root mean square, or ``start_size``."""
+        """The root mean square of the weights, or ``start_size`` if they are zero: the unit of relative rates."""
         return float(self.weight.detach().square().mean().sqrt()) or self.start_size
 
     def columns(self, x: Tensor) -> Tensor:
@@ -115,37 +115,37 @@ class Path(nn.Module):
         return (lambda _: self) if name == "weight" else None
 
     def frame(self) -> Frame | None:
-        """The coordinates that steps of the weights are taken in, if not in the weights themselves."""
+        """The coordinates in which the weights take steps. Default: None, the weights themselves."""
         return None
 
     def limits(self) -> tuple[str, ...]:
-        """Where it stands for a symmetry: up to what it is equivariant."""
+        """What makes its equivariance inexact: ``BORDERS``, ``INTERPOLATION``, or nothing."""
         return ()
 
     def pictures(self) -> Tensor | None:
-        """Its weights as maps (n, height, width), by its plain form if that needs no shape; None if they have no positions."""
+        """The weights as maps (n, height, width), from the plain form if it needs no input shape; None if there are no maps."""
         form = self.plain(None)
         if isinstance(form, Convolution):
             return form.filters.flatten(0, 1)
         return form.weight.reshape(-1, *form.in_shape[1:]) if isinstance(form, Matrix) and len(form.in_shape) == 3 else None
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
-        """What it is in plain torch, for inputs of one shape, if that is known: a dense matrix, or what a path says is smaller."""
+        """The same map in plain torch, for inputs of ``in_shape``. Default: a dense matrix; None if the shape is not known."""
         return matrix_of(self, in_shape)
 
     def parts(self) -> dict[str, tuple[str, ...]]:
-        """As one of the paths of a relaxed layer: the parts of it that may be dropped, by the names of their paths."""
+        """The parts that a relaxed layer may drop, each with the names of its paths."""
         return {"weights": ("",)}
 
     def offset(self) -> Tensor | None:
-        """The bias that is added last: none."""
+        """The bias that is added last. Default: None."""
         return None
 
 
 class Tangents:
-    """A few scalars that enter a path non-linearly, seen through its derivatives in them: S = K = in = 1, so the block is exact.
+    """A few scalars that enter a path non-linearly, linearised by their derivatives: S = K = in = 1, so the block is exact.
 
-    ``tangents`` (B, scalars, ...) are the derivatives of the output.
+    ``tangents`` (B, scalars, ...) are the derivatives of the output in the scalars.
     """
 
     def __init__(self, tangents: Tensor):

@@ -1,4 +1,4 @@
-"""What a linear map is in plain torch: four kinds of value, of which those of one kind can be added up (``harden``)."""
+"""Linear maps in plain torch: four kinds. ``harden`` adds up maps of the same kind."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-LARGEST = 2**28  # weights of a matrix that is made of a map by itself
+LARGEST = 2**28  # most weights of a matrix that ``matrix_of`` computes
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """``weight`` (out, in) of flattened inputs, and, where there is one, a flat ``constant`` that goes with it."""
+    """``weight`` (out, in) for flattened inputs, and optionally a flat ``constant`` that belongs to it."""
 
     weight: Tensor
     in_shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """``weight`` (out, C) of the mean over ``positions`` of flattened maps (B, C P)."""
+    """``weight`` (out, C) applied to the mean over ``positions`` of flattened maps (B, C P)."""
 
     weight: Tensor
     positions: int
@@ -57,7 +57,7 @@ class Convolution:
 
     @property
     def form(self) -> tuple:
-        """What convolutions must have in common to be one."""
+        """What convolutions must have in common to be added up."""
         kernel = tuple(self.filters.shape[-2:])
         return kernel, self.stride, self.padding, self.dilation, self.groups, self.padding_mode, self.sequences
 
@@ -66,14 +66,14 @@ Plain = Matrix | Pooled | Factors | Convolution
 
 
 def units(in_shape: Sequence[int], like: Tensor) -> Tensor:
-    """The unit vectors of inputs of one shape, as a batch."""
+    """All unit vectors of shape ``in_shape``, as a batch."""
     size = math.prod(in_shape)
     return torch.eye(size).to(like).reshape(size, *in_shape)
 
 
 @torch.no_grad()
 def matrix_of(affine: nn.Module, in_shape: Sequence[int] | None, offset: Tensor | None = None) -> Matrix | None:
-    """W and c of any map W x + c + offset, by what it makes of zero and of unit vectors; None if the shape of x is not known."""
+    """W and c of any map W x + c + offset, from its outputs for zero and unit vectors. None if ``in_shape`` is not known."""
     if in_shape is None:
         return None
     name, like, size = type(affine).__name__, next(affine.parameters()), math.prod(in_shape)
@@ -81,12 +81,14 @@ def matrix_of(affine: nn.Module, in_shape: Sequence[int] | None, offset: Tensor 
     at_zero, at_some = affine(torch.stack([torch.zeros_like(some), some]).reshape(2, *in_shape))
     if size * at_zero.numel() > LARGEST:
         raise ValueError(
-            f"{name} of inputs {tuple(in_shape)} would be a dense layer of {size * at_zero.numel()} weights: write its plain(), "
-            "in a smaller form (autosym.linear.plain)"
+            f"{name} of inputs {tuple(in_shape)} would be a dense layer of {size * at_zero.numel()} weights, too many: "
+            "write its plain() in a smaller form (autosym.linear.plain)"
         )
     weight = (affine(units(in_shape, like)) - at_zero).flatten(1).mT
     error = (weight @ some - (at_some - at_zero).flatten()).abs().max()
     if not error <= 1e-3 * (at_some.abs().max() + at_zero.abs().max()):
-        raise ValueError(f"{name} is not linear in its input, up to a constant: keep what is not linear out of a relaxed layer")
+        raise ValueError(
+            f"{name} is not linear in its input, up to a constant: move the non-linear part out of the relaxed layer"
+        )
     constant = (at_zero if offset is None else at_zero - offset).flatten()
     return Matrix(weight, tuple(in_shape), tuple(at_zero.shape), constant if constant.any() else None)

@@ -1,4 +1,4 @@
-"""Products of matrices in blocks, laid out in memory so that no operand has to be copied, and sums of outer products."""
+"""Block matrix products whose memory layout avoids copies, and sums of outer products."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 @contextmanager
 def fast_products(wanted: bool = True) -> Iterator[None]:
-    """On a GPU, products of matrices by tensor cores (TF32, ten bits): for training, not for what is measured.
+    """On a GPU, compute matrix products on tensor cores (TF32, ten bits): for training, not for measurements.
 
-    Not where ``torch.backends.cuda.matmul.fp32_precision`` says "ieee".
+    It does nothing if ``torch.backends.cuda.matmul.fp32_precision`` is "ieee".
     """
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
@@ -38,7 +38,7 @@ def factored_out(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def _same(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the precision of autocast, where it is on: a derivative is taken without it, in the precision of what was saved."""
+    """Cast both to the precision of autocast, if it is on: derivatives run without it, in the precision of saved tensors."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         return x.to(dtype), weight.to(dtype)
@@ -46,18 +46,18 @@ def _same(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _along(product: Product, operands: tuple[Tensor, Tensor], tangents: tuple[Tensor | None, ...]) -> Tensor:
-    """The derivative of a bilinear product along tangents of its operands, of which one may be none."""
+    """The derivative of a bilinear product along tangents of its operands; one of them may be None."""
     (x, weight), (dx, dweight) = operands, tangents
     terms = [product(*pair) for pair in ((dx, weight), (x, dweight)) if all(t is not None for t in pair)]
     return sum(terms[1:], terms[0])
 
 
-# One product has c as its blocks, the other d: whichever of them h is laid out for, the other would have to copy it, and its gradient.
-# With samples next to each other in memory both find rows or columns without gaps.
+# The blocks of one product run over c, of the other over d. A layout of h for one would make the other copy h and its gradient.
+# With samples next to each other in memory, both read rows or columns without gaps.
 
 
 class _Bilinear(torch.autograd.Function):
-    """A product that keeps both of its operands, for derivatives in either direction."""
+    """A product that saves both operands, for derivatives in forward and reverse mode."""
 
     generate_vmap_rule = True
 
@@ -108,7 +108,7 @@ def gram(t: Tensor) -> Tensor:
     if t.shape[2] == 1 and t.shape[1] > t.shape[3]:  # sample by sample: positions may stay where they are in memory
         t = t[:, :, 0]
         return (t.mT @ t).sum(0, keepdim=True)
-    if t.shape[2] == 1 and t.stride(1) < t.stride(3):  # positions are next to each other in memory: keep them so
+    if t.shape[2] == 1 and t.stride(1) < t.stride(3):  # positions are next to each other in memory: keep this layout
         t = t[:, :, 0].permute(2, 0, 1).flatten(1)
         return (t @ t.mT)[None]
     t = t.permute(2, 0, 1, 3).flatten(1, 2)
@@ -118,7 +118,7 @@ def gram(t: Tensor) -> Tensor:
 
 
 def add_gram(total: Tensor, t: Tensor) -> Tensor:
-    """total += t^T t for (K, n, d), in place; of wide ones on a CPU only the upper triangle, in strips (see ``mirrored``)."""
+    """total += t^T t for (K, n, d), in place. For large d on a CPU only the upper triangle, in strips (see ``mirrored``)."""
     if not _in_strips(t):
         return total.baddbmm_(t.mT, t)
     for start in range(0, t.shape[2], STRIP):
@@ -127,7 +127,7 @@ def add_gram(total: Tensor, t: Tensor) -> Tensor:
 
 
 def mirrored(total: Tensor) -> Tensor:
-    """Complete symmetric matrices (K, d, d), in place, from their upper triangles: nothing changes if they were whole."""
+    """Complete symmetric matrices (K, d, d), in place, from their upper triangles. Complete ones do not change."""
     for start in range(STRIP, total.shape[2], STRIP):
         total[:, start:, start - STRIP : start] = total[:, start - STRIP : start, start:].mT
     return total
@@ -137,5 +137,5 @@ STRIP = 128  # columns of a symmetric product at a time
 
 
 def _in_strips(t: Tensor) -> bool:
-    """Whether half of a symmetric product is worth saving: where arithmetic is what costs."""
+    """Whether to compute only half of a symmetric product: if arithmetic dominates the cost."""
     return t.shape[0] == 1 and t.shape[2] > 2 * STRIP and not t.is_cuda

@@ -2,12 +2,13 @@
 
     w(t) = sum_j u_j phi_j(t),       phi_j(t) = exp(-omega^2 |t - z_j|^2 / 2)
 
-``weight`` holds the anchor values u, ``through(x, phi)`` is the path on a given basis, and so on its slopes the derivative of the
-output in what the basis depends on.
-Curvature follows from the path law, with columns (or rows) projected on the basis. omega is an *inverse* lengthscale: with
-anchors on every position a large omega is the dense form, and omega = 0 is constant in space. It is a fixed number, or, with
-``learn_omega``, a parameter with a prior N(0, 1 / delta) and an exact Gauss-Newton block of its own. So are, with ``learn_z``, the
-displacements of the anchors from where they were put.
+``weight`` holds the anchor values u. ``through(x, phi)`` is the path on a given basis; on slopes of the basis it is the
+derivative of the output in the parameters of the basis. Curvature follows from the path law: columns (or rows) are projected
+on the basis.
+
+omega is an *inverse* lengthscale. With anchors at every position, a large omega gives the dense form; omega = 0 is constant in
+space. It is fixed by default. With ``learn_omega`` it is a parameter with a prior N(0, 1 / delta) and its own exact Gauss-Newton
+block. With ``learn_z`` the same holds for the displacements of the anchors.
 """
 
 import math
@@ -21,8 +22,8 @@ from autosym.linear.frames import Frame
 from autosym.linear.path import Definition, Kept, Path, Tangents
 from autosym.linear.plain import Convolution
 
-SMOOTH = 0.1  # initial anchor values leave out what the basis shrinks below this part: it would take huge ones to say little
-NOTHING = 1e-30  # of a basis function whose largest value is 1
+SMOOTH = 0.1  # initial anchor values ignore directions that the basis shrinks below this share: they would need huge values
+NOTHING = 1e-30  # values of a basis function below this count as zero; its largest value is 1
 
 
 class Basis(nn.Module):
@@ -47,23 +48,23 @@ class Basis(nn.Module):
         self._kept: tuple[tuple, Tensor] | None = None
 
     def forward(self) -> Tensor:
-        """phi, kept while neither omega nor z has changed; not if they are learned: a replayed step changes them unseen."""
+        """phi, cached until omega or z changes. Not cached if they are learned: a replayed CUDA graph changes them unseen."""
         if isinstance(self.omega, nn.Parameter) or self.shift is not None:
             return self._gaussians()
         key = (self.omega._version, id(self.omega), self.z._version, id(self.z), self.omega.dtype, self.omega.device)
         if self._kept is None or self._kept[0] != key:
-            with torch.inference_mode(False):  # kept for training too
+            with torch.inference_mode(False):  # the cached phi serves training too
                 self._kept = (key, self._gaussians())
         return self._kept[1]
 
     def made(self) -> Tensor:
-        """phi with what is learned of it as it was made: omega = 1, anchors where they were put."""
+        """phi at the initial values of learned parameters: omega = 1, anchors not displaced."""
         omega = torch.ones_like(self.omega) if isinstance(self.omega, nn.Parameter) else self.omega
         return _gaussians(omega, (self.positions - self.z[:, None]).square().sum(-1))
 
     @torch.no_grad()
     def slopes(self, name: str) -> Tensor:
-        """d phi / d omega, (1, P, T), or d phi / d shift, (2P, P, T), whose only non-zero row is that of the anchor."""
+        """d phi / d omega, (1, P, T), or d phi / d shift, (2P, P, T), with one non-zero row, for the anchor."""
         if name == "omega":
             return (-self.omega * self._square_distances() * self._gaussians())[None]
         rows = self.omega**2 * (self._offsets() * self._gaussians()[..., None]).movedim(-1, 1)  # (P, 2, T)
@@ -71,7 +72,7 @@ class Basis(nn.Module):
 
     @torch.no_grad()
     def fit(self, target: Tensor, rcond: float | None = None) -> Tensor:
-        """u: (..., P), the least-squares fit of u phi to dense weights (..., T), without directions that phi shrinks below ``rcond``."""
+        """u (..., P): least-squares fit of u phi to dense weights (..., T), without directions that phi shrinks below ``rcond``."""
         if target.is_meta:
             return target[..., : len(self.z)]
         phi = self().double()
@@ -91,16 +92,16 @@ class Basis(nn.Module):
 
 
 def _gaussians(omega: Tensor, square_distances: Tensor) -> Tensor:
-    """Far from an anchor exactly zero: numbers near the smallest that there are make products 90 times slower on a CPU."""
+    """Exactly zero far from an anchor: on a CPU, numbers near the smallest float make products 90 times slower."""
     values = torch.exp(-0.5 * omega**2 * square_distances)
     return torch.where(values > NOTHING, values, 0.0)
 
 
 class Sparse(Path):
-    """Anchor values u of a function w = u phi of space, which is what steps have to be measured by: u itself can be far larger."""
+    """Anchor values u of a function w = u phi of space. Steps are measured in w, because u can be far larger."""
 
     basis: Basis
-    across = True  # whether the anchors run along the inputs of the matrix, not its outputs
+    across = True  # whether anchors run along the inputs of the matrix (else along its outputs)
 
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         """The path on a given basis."""
@@ -127,12 +128,12 @@ class Sparse(Path):
 
     @torch.no_grad()
     def frame(self) -> Frame:
-        """The coordinates that steps of the anchor values are taken in."""
+        """The coordinates in which the anchor values take steps."""
         return Frame(self.basis.made(), self.across)
 
     @torch.no_grad()
     def size(self) -> float:
-        """The root mean square of w, over the change that a unit step of every u, with independent signs, makes to it."""
+        """rms(w) / rms(change of w if every u takes a unit step of random sign)."""
         phi = self.basis()
         u = self.weight if self.across else self.weight.mT
         w = u.unflatten(-1, (-1, len(phi))) @ phi
@@ -140,7 +141,7 @@ class Sparse(Path):
 
 
 class SparseConv(Sparse):
-    """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P), columns are patches projected on the basis."""
+    """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P); columns are patches projected on the basis."""
 
     keeps = Kept(equivariant=True)
 
@@ -174,7 +175,7 @@ class SparseConv(Sparse):
         return g.flatten(2).mT[:, :, None]
 
     def filters(self, basis: Tensor | None = None) -> Tensor:
-        """The weight as torch's convolutions take it, (C', C, k, k), on the path's own basis or another."""
+        """The weight in torch's shape, (C', C, k, k), on a given basis or the path's own."""
         basis = self.basis() if basis is None else basis
         filters = self.weight.view(-1, self.in_channels, len(basis)) @ basis
         return filters.unflatten(-1, (self.kernel_size, self.kernel_size))
@@ -188,7 +189,7 @@ class SparseConv(Sparse):
 
 
 class SparseIn(Sparse):
-    """The input factor of S-FC (Eq. 7): u_2 of shape (C, C', P), columns are inputs projected on the basis."""
+    """The input factor of S-FC (Eq. 7): u_2 of shape (C, C', P); columns are inputs projected on the basis."""
 
     def __init__(
         self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False, learn_z: bool = False
@@ -215,7 +216,7 @@ class SparseIn(Sparse):
 
 
 class SparseOut(Sparse):
-    """The output factor of S-FC (Eq. 7): u_1 of shape (C', P, C), rows are cotangents projected on the basis."""
+    """The output factor of S-FC (Eq. 7): u_1 of shape (C', P, C); rows are cotangents projected on the basis."""
 
     across = False
     factored = True
@@ -252,7 +253,7 @@ def grid(height: int, width: int) -> Tensor:
 
 
 def spread(positions: Tensor, count: int) -> Tensor:
-    """``count`` of the positions, far apart: the first is the most central, each next the farthest from those chosen."""
+    """``count`` positions that lie far apart: first the most central one, then always the farthest from those chosen."""
     if positions.is_meta or count == len(positions):
         return positions[:count].clone()
     chosen = [int(positions.square().sum(-1).argmin())]
