@@ -1,4 +1,4 @@
-"""Modules made of paths: relaxed layers, the networks of the papers, symmetrised models."""
+"""Modules made of paths: relaxed layers, the networks of the papers, and symmetrised models."""
 
 from autosym.nn.layers import Affine, Branch, Factored, Relaxed, SparseFactored, conv, fc, gconv, s_conv
 from autosym.nn.nets import build

@@ -1,10 +1,10 @@
 """Relaxed layers: the mean of named paths, and downsampling that keeps equivariance.
 
-    y = 1/n sum_i path_i(x)          (Eq. 4, with a mean for the sum)
+    y = 1/n sum_i path_i(x)          (Eq. 4, with a mean instead of the sum)
 
-Free paths emit the smaller map directly. Symmetric (convolutional) paths run at stride 1, and one polyphase grid of their
-sum is kept per sample: the one with the largest L2 norm. A choice per path would break equivariance as soon as two paths
-are convolutional, and a choice per batch would make a sample's output depend on its batchmates.
+Free paths output the smaller map directly. Symmetric (convolutional) paths run at stride 1. Of their sum, every sample keeps
+one polyphase grid: the one with the largest L2 norm. A choice per path would break equivariance if two paths are convolutional.
+A choice per batch would make a sample's output depend on the rest of its batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,36 +24,36 @@ from autosym.linear.plain import Factors, Plain, matrix_of
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from autosym.runtime.graphs import beside
 
-TORCH = {nn.Conv1d: Conv.keeps, nn.Conv2d: Conv.keeps, nn.Linear: NOTHING}  # what layers that are no paths keep
+TORCH = {nn.Conv1d: Conv.keeps, nn.Conv2d: Conv.keeps, nn.Linear: NOTHING}  # the symmetries that torch's own layers keep
 
 
 class Branch(nn.Module):
-    """y = W x + b, made of paths, each with a prior of its own: one of those that a relaxed layer is the mean of.
+    """y = W x + b, made of paths that each have a prior: one term of the mean that a relaxed layer computes.
 
-    A subclass has its paths as children, in the order in which they are applied, and ``forward``. What it is in plain torch is then a
-    dense matrix, unless its ``plain`` says what is smaller.
+    A subclass has its paths as children, in the order in which they are applied, and a ``forward``. In plain torch it becomes a
+    dense matrix; override ``plain`` to give a smaller form.
     """
 
-    constant = ""  # the name of the ``Bias`` that is added last, if there is one
+    constant = ""  # the name of the ``Bias`` that is added last, or ""
 
     def parts(self) -> dict[str, tuple[str, ...]]:
-        """The names of its paths, as the parts that may be dropped: "weights", and the "bias" that is added last."""
+        """The parts that a relaxed layer may drop, with the names of their paths: "weights", and the "bias" added last."""
         paths = [name for name, child in self.named_children() if any(isinstance(part, Path) for part in child.modules())]
         weights = {"weights": tuple(name for name in paths if name != self.constant)}
         return weights | {"bias": (self.constant,)} if self.constant else weights
 
     @property
     def in_shape(self) -> tuple[int, ...] | None:
-        """Of one input, if it takes no other: as its first path."""
+        """The shape of one input, as its first path says; None if several are possible."""
         return getattr(self.get_submodule(self.parts()["weights"][0]), "in_shape", None)
 
     @property
     def lifted(self) -> Group | None:
-        """The group whose fields the output's channels are, if of any: as of its last path."""
+        """The group, if the output's channels are its fields, as its last path says."""
         return getattr(self.get_submodule(self.parts()["weights"][-1]), "lifted", None)
 
     def offset(self) -> Tensor | None:
-        """The bias that is added last, in a shape that broadcasts to the output."""
+        """The bias that is added last, in a shape that broadcasts to the output; None without one."""
         if not self.constant:
             return None
         bias = self.get_submodule(self.constant)
@@ -62,10 +62,10 @@ class Branch(nn.Module):
         each = bias.values()
         if self.lifted is None or each.dim() < 4:
             return each
-        return each.expand(-1, len(self.lifted), -1, -1).flatten(0, 1)  # one for all channels of a field
+        return each.expand(-1, len(self.lifted), -1, -1).flatten(0, 1)  # one number for all channels of a field
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
-        """What it is in plain torch but for the bias that is added last; ``Path.plain``."""
+        """The same map in plain torch, without the bias that is added last; see ``Path.plain``."""
         return matrix_of(self, in_shape, self.offset())
 
 
@@ -81,14 +81,14 @@ class Affine(Branch):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
-        return y + self.bias(x).reshape(y.shape)  # the bias of lifted features has the group as an axis of its own
+        return y + self.bias(x).reshape(y.shape)  # for lifted features the bias has an extra axis, the group
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
         return self.linear.plain(in_shape)
 
 
 class Factored(Branch):
-    """F-FC, y = theta_1 (theta_2 x + b_2) + b_1 (Eq. 5): a fully connected layer factored between input and output."""
+    """F-FC, y = theta_1 (theta_2 x + b_2) + b_1 (Eq. 5): a fully connected layer, factored into input and output."""
 
     constant = "b_1"
 
@@ -129,12 +129,12 @@ class SparseFactored(Branch):
 
 
 def fc(in_shape: Sequence[int], out_shape: Sequence[int]) -> Affine:
-    """FC (Eq. 1) with one bias for every output."""
+    """FC (Eq. 1) with one bias per output."""
     return Affine(Dense(in_shape, out_shape), Bias(out_shape))
 
 
 def conv(in_shape: Sequence[int], out_shape: Sequence[int], kernel_size: int = 3) -> Affine:
-    """CONV (Eq. 3) at stride 1 with circular padding and one bias for every channel: strictly equivariant."""
+    """CONV (Eq. 3) at stride 1 with circular padding and one bias per channel: exactly equivariant."""
     full = (out_shape[0], *in_shape[1:])
     return Affine(Conv(in_shape[0], out_shape[0], kernel_size), Bias((out_shape[0], 1, 1), full))
 
@@ -149,7 +149,7 @@ def s_conv(
 
 
 def gconv(in_shape: Sequence[int], out_shape: Sequence[int], group: Group, lift: bool, kernel_size: int = 3) -> Affine:
-    """GCONV: a convolution over translations and ``group``, with one bias for every field of |G| channels."""
+    """GCONV: a convolution over translations and ``group``, with one bias per field of |G| channels."""
     fields = out_shape[0] // len(group)
     channels = in_shape[0] if lift else in_shape[0] // len(group)
     bias = Bias((fields, 1, 1, 1), (fields, len(group), *in_shape[1:]))
@@ -157,7 +157,7 @@ def gconv(in_shape: Sequence[int], out_shape: Sequence[int], group: Group, lift:
 
 
 class Relaxed(nn.ModuleDict):
-    """The mean of named paths; ``symmetric`` ones emit the full map and are downsampled together, by one polyphase choice."""
+    """The mean of named paths. ``symmetric`` paths output the full map; one polyphase choice downsamples their sum."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Relaxed(nn.ModuleDict):
         if len(self) != len(symmetric) + len(free) or not self:
             raise ValueError("a relaxed layer needs at least one path, and a different name for each")
         self.symmetric, self.free, self.stride = tuple(symmetric), tuple(free), stride
-        self.lifted = lifted  # the group whose fields the output's channels are, if of any
+        self.lifted = lifted  # the group, if the output's channels are its fields
 
     def forward(self, x: Tensor) -> Tensor:
         free = beside(lambda: [self[name](x) for name in self.free], x)
@@ -182,7 +182,7 @@ class Relaxed(nn.ModuleDict):
         return sum(outputs[1:], outputs[0]) / len(self)
 
     def keeps(self, name: str) -> Kept:
-        """What a path keeps: a free one nothing, a symmetric one what all its parts do. If they do not say: a symmetry without a name."""
+        """What a path keeps: nothing if free, else what all its parts keep; if they name no symmetry, ``Kept(every=True)``."""
         if name in self.free:
             return NOTHING
         parts = [part for part in self[name].modules() if isinstance(part, Path) or type(part) in TORCH]
@@ -195,9 +195,9 @@ class Relaxed(nn.ModuleDict):
 
 
 def polyphase(y: Tensor, stride: int) -> Tensor:
-    """Keep, for every sample, the polyphase grid of (B, ..., H, W) with the largest L2 norm: (B, ..., H/stride, W/stride).
+    """For every sample of (B, ..., H, W) the polyphase grid with the largest L2 norm: (B, ..., H/stride, W/stride).
 
-    A circular shift of the input permutes the grids, so the choice moves with it (Chaman & Dokmanic 2021).
+    A circular shift of the input permutes the grids, and the choice follows it (Chaman & Dokmanic 2021).
     """
     if stride == 1:
         return y
@@ -206,8 +206,8 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
         raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
     maps = y.reshape(len(y), -1, height, width)
     norms = torch.linalg.vector_norm(maps.detach(), dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
-    chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): of the stride^2 grids
-    traced = torch.compiler.is_compiling()  # by torch.export, say: a tensor of the trace must not outlive it in the cache
+    chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): index among the stride^2 grids
+    traced = torch.compiler.is_compiling()  # e.g. by torch.export: the cache must not keep a tensor of the trace
     positions = (_grids.__wrapped__ if traced else _grids)(height, width, stride, y.device)[chosen]
     kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
     return kept.reshape(*y.shape[:-2], height // stride, width // stride)

@@ -1,11 +1,12 @@
 """The architectures of the experiments (App. F): relaxed blocks with ReLU, global pooling, a two-layer head.
 
 Eight blocks of width a, 2a, 2a, 4a, 4a, 8a, 8a, 16a and strides 1, 2, 1, 2, 1, 2, 2, 2, then Linear(16a, 64a), ReLU,
-Linear(64a, K). The last map of a 32x32 image is 1x1; of larger images it is averaged, which keeps translation invariance.
+Linear(64a, K). For a 32x32 image the last map is 1x1. For larger images it is averaged, which keeps translation invariance.
 
-With a group convolution every map is lifted: ``width`` counts fields of |G| channels, other paths see the group as channels, and the
-head sees the mean over the group, which keeps invariance to it. The network of Table 3, "f-fc+conv+gconv:c4" of width 2, then has
-1,083,907 parameters on MNIST and 1,116,855 on CIFAR-10; the paper says 1.2 M, without enough detail to tell where the rest is.
+With a group convolution every map is lifted. ``width`` then counts fields of |G| channels, and other paths see the group as
+channels. The head sees the mean over the group, which keeps invariance to it. The network of Table 3, "f-fc+conv+gconv:c4" of
+width 2, then has 1,083,907 parameters on MNIST and 1,116,855 on CIFAR-10. The paper says 1.2 M, with too few details to explain
+the difference.
 """
 
 import math
@@ -26,7 +27,7 @@ NAMES = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s
 
 
 class Net(nn.Module):
-    """Blocks of relaxed layers with ReLU, the mean over positions and group, and a head of two dense layers; returns logits."""
+    """Relaxed layers with ReLU, the mean over positions and group, and a head of two dense layers. Returns logits."""
 
     def __init__(
         self, blocks: Sequence[Relaxed], in_shape: tuple[int, ...], fields: int, order: int, hidden: int, classes: int
@@ -59,15 +60,15 @@ def build(
     grid_anchors: float = 0.5,
     start: float = 0.3,
 ) -> Net:
-    """A network whose every block has the paths that ``name`` lists, e.g. ``"f-fc+conv"`` or ``"f-fc+conv+gconv:c4"``.
+    """A network with the paths of ``name`` in every block, e.g. ``"f-fc+conv"`` or ``"f-fc+conv+gconv:c4"``.
 
-    ``channels`` and ``hidden`` are in multiples of ``width``; ``in_shape`` is (channels, height, width). Sparse paths have
-    ``filter_anchors`` anchors for a filter and ``grid_anchors`` times the positions of a map; with ``prior="omega"`` their
-    inverse lengthscales are parameters with a prior too (Sec. 3.2).
+    ``channels`` and ``hidden`` are multiples of ``width``; ``in_shape`` is (channels, height, width). A sparse filter has
+    ``filter_anchors`` anchors. A sparse map has ``grid_anchors`` times as many anchors as positions. With ``prior="omega"`` the
+    inverse lengthscales of sparse paths are also parameters with a prior (Sec. 3.2).
 
-    Where the paths of a layer keep different symmetries, the initial weights of all but those that keep the most (of a group, then
-    translations) are multiplied by ``start``. Adam's rates in ``fit`` are relative to the weights' initial sizes, so that these paths
-    also move slower, but for their biases. Why: docs/schedule.md.
+    If the paths of a layer keep different symmetries, ``start`` multiplies the initial weights of all paths except those that
+    keep the most (a group, then translations). Adam's rates in ``fit`` are relative to initial sizes, so the weights of these
+    paths also move slower; their biases do not. docs/schedule.md says why.
     """
     paths = name.split("+")
     groups = _groups(name, paths)
@@ -77,7 +78,7 @@ def build(
     _check_sizes(in_shape, channels, strides, groups)
     if not 0 < start < math.inf:
         raise ValueError(f"start must be positive and finite, got {start}")
-    # the mean of outputs of equal variance, so weighted, has the variance of one
+    # with this gain, the weighted mean of outputs of equal variance has the variance of one output
     gain = len(paths) / math.hypot(*starts.values())
     blocks = []
     shape = tuple(in_shape)
@@ -113,7 +114,7 @@ def _path(
 
 
 def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
-    """The group of every group convolution among the paths; refuses what is unknown."""
+    """The group of every group convolution among the paths. Unknown paths are refused."""
     groups = {path: GROUPS[path.removeprefix("gconv:")] for path in paths if path.removeprefix("gconv:") in GROUPS}
     unknown = [path for path in paths if path not in (*SYMMETRIC, *FREE) and not (path in groups and path.startswith("gconv:"))]
     if unknown or len(set(paths)) != len(paths):
@@ -125,8 +126,8 @@ def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
     apart = [path for path, group in groups.items() if largest is not None and not largest.nests(group)]
     if apart:
         raise ValueError(
-            f"{', '.join(apart)} does not act on the lifted maps of {name!r} as on its own, so the network would have neither symmetry: "
-            "c4 within d4 does; else use one group"
+            f"{', '.join(apart)} does not act on the lifted maps of {name!r} as on its own, so the network would have neither "
+            "symmetry: use one group, or nested ones such as c4 and d4"
         )
     return groups
 
@@ -135,7 +136,7 @@ def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequ
     if len(in_shape) != 3:
         raise ValueError(f"in_shape must be (channels, height, width), got {tuple(in_shape)}")
     if len(channels) != len(strides):
-        raise ValueError(f"{len(channels)} channels and {len(strides)} strides: one of each per block")
+        raise ValueError(f"{len(channels)} channels and {len(strides)} strides: give one of each per block")
     total = math.prod(strides)
     for side, size in zip(("height", "width"), in_shape[1:], strict=True):
         if size % total:
@@ -149,7 +150,7 @@ def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequ
 
 @torch.no_grad()
 def scaled(layer: Relaxed, factors: Mapping[str, float]) -> Relaxed:
-    """The layer, with the outputs of each path (less its biases) multiplied by its factor."""
+    """The layer, with the output of each path, without its biases, multiplied by its factor."""
     for name, path in layer.items():
         assert isinstance(path, Branch)
         last = path.get_submodule(path.parts()["weights"][-1])

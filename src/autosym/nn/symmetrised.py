@@ -2,10 +2,10 @@
 
     f(x) = 1/S sum_s g(T_s x),      T_s = exp(sum_i eps_si eta_i G_i),      eps uniform on [-1, 1]^k
 
-G_i are the generators of the affine group and eta_i >= 0 the widths: 0 is no invariance, rotation is full at pi. The widths are
-hyperparameters: they enter the forward pass and are learned by evidence (``evidence.differentiable``), which ``fit`` does. By training
-loss they would shrink to nothing. The draws eps are state, the same for every sample of a batch: a sample's output never depends on its
-batchmates, and evidence at fixed draws is a function that can be differentiated.
+G_i are the generators of the affine group and eta_i >= 0 the widths. Width 0 is no invariance; rotation is full at pi. The
+widths are hyperparameters in the forward pass. ``fit`` learns them by evidence (``evidence.differentiable``); the training loss
+would shrink them to zero. The draws eps are state, the same for every sample of a batch. So a sample's output never depends on
+the rest of its batch, and evidence at fixed draws is a differentiable function.
 """
 
 import math
@@ -24,7 +24,7 @@ Symmetry = str | Iterable[str] | Mapping[str, float]
 Where = Literal["input", "weights"]
 Padding = Literal["zeros", "border"]
 
-# Entries (row, column) of the generators, 3x3 matrices on (x, y, 1): x to the right; y down in images, where rotation is about the centre.
+# Entries (row, column) of the generators, 3x3 matrices on (x, y, 1). In images x points right, y down; the centre is 0.
 GENERATORS: dict[str, dict[tuple[int, int], float]] = {
     "x-translation": {(0, 2): 1},
     "y-translation": {(1, 2): 1},
@@ -38,15 +38,15 @@ SETS = {
     "scale": ("x-scale", "y-scale"),
     "affine": tuple(GENERATORS),
 }
-START = 0.1  # of a width: at 0 the evidence has no slope, as T and its inverse are equally likely
-LIMITS = {"rotation": math.pi}  # a turn by more is one by less
-MOST = 1024  # points of a grid, copies of every sample
-LARGEST = 4096  # pixels of an image whose resampling is held as a matrix
+START = 0.1  # initial width: at 0 the evidence has no slope, because T and its inverse are equally likely
+LIMITS = {"rotation": math.pi}  # a larger turn equals a smaller one
+MOST = 1024  # most points of a grid, i.e. copies of every sample
+LARGEST = 4096  # most pixels of an image whose resampling is stored as a matrix
 
 
 @dataclass(frozen=True)
 class Range:
-    """How far one transformation goes: ``width`` is eta, ``value`` the same in ``unit``."""
+    """The range of one transformation: ``width`` is eta, and ``value`` is the same range in ``unit``."""
 
     name: str
     width: float
@@ -61,8 +61,8 @@ class Range:
 class Transformations(nn.Module):
     """p_eta(T): T = exp(sum_i eps_i eta_i G_i). ``widths()`` is eta; ``draws`` are the eps (S, k) in use.
 
-    eta = softplus(raw) is positive. Coordinates of images are measured from their centre in halves of their longer side, so that a rotation
-    is one on images that are no squares, too; planar coordinates (B, 2) are taken as they are. A width of 0 is left out: it stays 0.
+    eta = softplus(raw) is positive. Image coordinates start at the centre and have half of the longer side as their unit, so
+    rotations work on images that are not square. Planar coordinates (B, 2) are used as they are. A width of 0 stays 0.
     """
 
     draws: Tensor
@@ -75,58 +75,58 @@ class Transformations(nn.Module):
         if samples < 1:
             raise ValueError(f"samples, the copies to average over, must be at least 1, got {samples}")
         if padding not in ("zeros", "border"):
-            raise ValueError(f"padding {padding!r} is not 'zeros' or 'border': what images are outside of their frame")
+            raise ValueError(f"padding {padding!r} is not 'zeros' or 'border': it fills images outside of their frame")
         self.names, self.samples = tuple(name for name in widths if widths[name] > 0), samples
         self.lattice = _lattice(samples, len(self.names))
         self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
-        # A hyperparameter, not a weight: frozen, so that optimisers of weights, priors and curvature leave it alone.
+        # A hyperparameter, not a weight: it is frozen, so optimisers of weights, priors and curvature ignore it.
         self.raw = nn.Parameter((start + torch.log(-torch.expm1(-start))).float(), requires_grad=False)
         self.register_buffer("generators", _generators(self.names), persistent=False)
         limits = torch.tensor([LIMITS.get(name, math.inf) for name in self.names], dtype=torch.float64)
         self.register_buffer("limits", limits, persistent=False)
         self.register_buffer("draws", torch.empty(0), persistent=False)
         self.settle()
-        self.size: tuple[int, int] | None = None  # height and width of the images seen last
+        self.size: tuple[int, int] | None = None  # height and width of the last images
 
     def widths(self) -> Tensor:
-        """eta (k,), in the order of ``names``, in float64: radians, halves of the longer side, logarithms of factors."""
+        """eta (k,), in the order of ``names``, in float64. Units: radians, half of the longer side, log-factors."""
         return torch.minimum(F.softplus(self.raw.double()), self.limits.double())
 
     @torch.no_grad()
     def limit(self) -> None:
-        """Bring ``raw`` back to just before widths end, after a step: beyond it there is no slope that would lead back."""
+        """After a step, move ``raw`` back to just below the limits: beyond them the slope is zero, so it could not return."""
         self.raw.copy_(torch.minimum(self.raw, self.limits.expm1().log().to(self.raw) - 1e-6))
 
     def redraw(self, seed: int) -> None:
-        """New draws, by a seed: a lattice with a random shift. Each of them is uniform, and together they cover the cube evenly."""
+        """New draws from a seed: a lattice with a random shift. Each draw is uniform; together they cover the cube evenly."""
         shift = torch.rand(len(self.names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self._set(2 * ((self.lattice + shift) % 1) - 1)
 
     def settle(self) -> None:
-        """The lattice without a random shift: the same draws every time, for inference. Of one generator they are an even grid."""
+        """Fixed draws for inference: the lattice without a random shift. With one generator they are an even grid."""
         self._set(2 * self.lattice - 1)
 
     def grid(self, points: int) -> None:
-        """Deterministic draws for inference: ``points`` in every dimension, in the middle of even parts of [-1, 1]."""
+        """Fixed draws for inference: a grid of ``points`` per dimension, at the centres of equal parts of [-1, 1]."""
         count = points ** len(self.names) if points >= 1 else 0
         if not 1 <= count <= MOST:
             raise ValueError(
                 f"a grid of {points} points in each of {len(self.names)} dimensions has {count} of them, outside of 1 to {MOST}: "
-                "take fewer, or settle(), whose number does not grow with dimensions"
+                "use fewer points, or settle(), which has the same number of draws in any dimension"
             )
         line = (2 * torch.arange(points, dtype=torch.float64) + 1) / points - 1
         self._set(torch.cartesian_prod(*[line] * len(self.names)).reshape(count, len(self.names)))
 
     def matrices(self, draws: Tensor | None = None) -> Tensor:
-        """T for every row of ``draws`` (S, k), by default those in use: (S, 3, 3) in float64, differentiable in ``raw``."""
+        """T for every row of ``draws`` (S, k), by default ``self.draws``: (S, 3, 3) in float64, differentiable in ``raw``."""
         draws = self.draws if draws is None else draws
         return exponential(torch.einsum("sk,kij->sij", draws.double() * self.widths(), self.generators.double()))
 
     def forward(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         """T_s x for every draw: images (B, C, H, W) as (B, S, C, H, W), coordinates (B, 2) as (B, S, 2).
 
-        What is at p in x is at T p in T x; between pixels images are bilinear.
+        The value of x at p moves to T p. Between pixels, images are interpolated bilinearly.
         """
         draws = self.draws if draws is None else draws
         if self.check(x) == "coordinates":
@@ -135,24 +135,24 @@ class Transformations(nn.Module):
         return self._resampled(x, draws)
 
     def adjoint(self, x: Tensor) -> Tensor:
-        """R_s^T x for every draw, (B, S, C, H, W): what a first layer sees whose weight images are resampled, R_s w, in place of x.
+        """R_s^T x for every draw, (B, S, C, H, W): with it, a first layer acts as if its weight images were resampled, R_s w.
 
-        <R_s w, x> = <w, R_s^T x> is exact, whereas resampling the inputs, <w, R_s^-1 x>, agrees with it up to interpolation and up to
-        |det T|, the change of a pixel's area. Of coordinates, where nothing is interpolated, W (T x) is the same in both forms.
+        <R_s w, x> = <w, R_s^T x> is exact. Resampling the inputs, <w, R_s^-1 x>, differs by interpolation and by |det T|, the
+        change of a pixel's area. For coordinates nothing is interpolated, and W (T x) is the same in both forms.
         """
         if self.check(x) == "coordinates":
             return self(x)
         height, width = x.shape[-2:]
         if height * width > LARGEST:
             raise ValueError(
-                f"images of {height}x{width} have more than the {LARGEST} pixels of which where='weights' holds maps: resize them, "
+                f"images of {height}x{width} have more than {LARGEST} pixels, the most for where='weights': resize them, "
                 "or use where='input'"
             )
         R = resampling(self.matrices(-self.draws).to(x), height, width, self.padding)
         return torch.einsum("bcp,sqp->bscq", x.flatten(2), R).reshape(len(x), -1, *x.shape[1:])
 
     def ranges(self) -> dict[str, Range]:
-        """What the widths are in degrees, pixels (where images were seen) and factors, by name."""
+        """The widths by name, in degrees, pixels (if images were seen) and factors."""
         half = max(self.size) / 2 if self.size else None
         return {name: _range(name, w, half) for name, w in zip(self.names, self.widths().detach().tolist(), strict=True)}
 
@@ -160,12 +160,12 @@ class Transformations(nn.Module):
         return f"{', '.join(map(str, self.ranges().values())) or 'none'}; samples={self.samples}"
 
     def _resampled(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Images by every draw. The grid is one for all samples, which are its channels."""
+        """Images moved by every draw. All samples share one grid, so they are its channels."""
         flat = x.reshape(1, -1, *x.shape[2:]).expand(len(draws), -1, -1, -1)
         return warped(flat, self.matrices(-draws), self.padding).unflatten(1, x.shape[:2]).transpose(0, 1)
 
     def check(self, x: Tensor) -> str:
-        """What inputs are, "images" or "coordinates"; others are refused."""
+        """The kind of inputs, "images" or "coordinates"; others are refused."""
         if not x.is_floating_point():
             raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
         if x.dim() == 4:
@@ -174,12 +174,12 @@ class Transformations(nn.Module):
         if x.dim() == 2 and x.shape[1] == 2:
             return "coordinates"
         raise ValueError(
-            f"inputs {tuple(x.shape)} are neither images (B, C, H, W) nor coordinates in the plane (B, 2), which these transformations "
-            "move: give flattened images their shape, x.reshape(-1, C, H, W), and flatten them in the model"
+            f"inputs {tuple(x.shape)} are neither images (B, C, H, W) nor coordinates in the plane (B, 2), so they cannot be "
+            "transformed: give flattened images their shape, x.reshape(-1, C, H, W), and flatten them in the model"
         )
 
     def _set(self, draws: Tensor) -> None:
-        """In place where there are as many: a recorded CUDA graph goes on reading them."""
+        """In place if the shape is the same, because a recorded CUDA graph keeps reading the same memory."""
         if self.draws.shape == draws.shape:
             self.draws.copy_(draws)
         else:
@@ -189,7 +189,8 @@ class Transformations(nn.Module):
 class Symmetrised(nn.Module):
     """f(x) = 1/S sum_s g(T_s x), for the ``model`` g. Made by ``symmetrise``.
 
-    ``transformations`` holds widths and draws: ``redraw(seed)`` before a training step, ``settle()`` or ``grid(points)`` for inference.
+    ``transformations`` holds widths and draws: call its ``redraw(seed)`` before a training step, and its ``settle()`` or
+    ``grid(points)`` before inference.
     """
 
     def __init__(self, model: nn.Module, transformations: Transformations, where: Where = "input"):
@@ -200,7 +201,7 @@ class Symmetrised(nn.Module):
 
     @property
     def copies(self) -> int:
-        """How many copies of every sample the inner model sees, next to each other in its batch."""
+        """The number of copies of every sample in the batch of the inner model, next to each other."""
         return len(self.transformations.draws) if self.transformations.names else 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -210,11 +211,11 @@ class Symmetrised(nn.Module):
         return self.model(moved.flatten(0, 1)).unflatten(0, moved.shape[:2]).mean(1)
 
     def ranges(self) -> dict[str, Range]:
-        """What was learned, in degrees, pixels and factors, by name of transformation."""
+        """The learned ranges by name of transformation, in degrees, pixels and factors."""
         return self.transformations.ranges()
 
     def augmentation(self) -> "Augmentation":
-        """The learned distribution as a transform of its own, for other pipelines."""
+        """The learned distribution as a separate transform, for other pipelines."""
         return Augmentation(self.transformations)
 
 
@@ -226,43 +227,44 @@ def symmetrise(
     padding: Padding = "zeros",
     learn: bool = True,
 ) -> Symmetrised:
-    """Average ``model`` over transformations of its input whose ranges are learned: f(x) = 1/S sum_s model(T_s x).
+    """f(x) = 1/S sum_s model(T_s x): average ``model`` over transformations of its input, with learned ranges.
 
     ``symmetry`` names generators ("x-translation", "y-translation", "rotation", "x-scale", "y-scale", "shear") or sets of them
-    ("translation", "scale", "affine"), or gives each its width at the start: {"rotation": 0.5} (radians; translations in halves of the
-    longer side, scales and shear as logarithms of factors). A width of 0 is no transformation, and stays so: all at 0 give back the
-    model exactly. Inputs are images (B, C, H, W) or coordinates (B, 2); outside of their frame images are ``padding``.
+    ("translation", "scale", "affine"). It may also give initial widths: {"rotation": 0.5}. Units are radians for rotation, half
+    of the longer side for translations, and log-factors for scales and shear. A width of 0 means no transformation, and stays 0:
+    with all widths 0 the model is unchanged. Inputs are images (B, C, H, W) or coordinates (B, 2). ``padding`` fills images
+    outside of their frame.
 
-    ``where="weights"`` is the model with the weight images of its first, linear layer transformed in place of the input: that layer sees
-    the adjoint of resampling, which equals it up to interpolation (``Transformations.adjoint``). ``fit`` learns the widths by evidence,
-    with new draws at every step, unless ``learn`` is False; averaged copies are reduced in the curvature, which is exact for linear
-    models.
+    ``where="weights"`` transforms the weight images of the first layer, which must be linear, instead of the input. That layer
+    sees the adjoint of resampling; ``Transformations.adjoint`` says how it differs from ``where="input"``. ``fit`` learns the
+    widths by evidence, with new draws at every step, unless ``learn`` is False. The curvature reduces the averaged copies, which
+    is exact for linear models.
     """
     check_module(model)
     return Symmetrised(model, Transformations(symmetry, samples, padding, learn), where)
 
 
 def transformations(model: nn.Module) -> dict[str, Transformations]:
-    """All distributions of transformations in a model that are in use, by name of module."""
+    """All ``Transformations`` of a model with at least one width above 0, by name of module."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Transformations) and m.names}
 
 
 def ranges(model: nn.Module) -> dict[str, Range]:
-    """Every range in a model, by name of transformation, with that of its module before it where there are several."""
+    """Every range in a model, by name of transformation; if there are several modules, their names come first."""
     parts = transformations(model)
     several = len(parts) > 1
     return {f"{n}.{k}" if several else k: r for n, part in parts.items() for k, r in part.ranges().items()}
 
 
 def described(model: nn.Module) -> list[dict[str, Any]]:
-    """Every range in a model as JSON takes it: name, width, value, unit, and text for people."""
+    """Every range in a model, ready for JSON: name, width, value, unit, and a readable text."""
     return [asdict(found) | {"name": name, "text": str(found)} for name, found in ranges(model).items()]
 
 
 class Augmentation(nn.Module):
     """A random transformation of every sample, from a learned distribution: images (C, H, W) or (B, C, H, W), coordinates (B, 2).
 
-    A plain transform for any pipeline; its draws are torch's own, so ``torch.manual_seed`` repeats them.
+    It is a plain transform for any pipeline. It draws from torch's generator, so ``torch.manual_seed`` repeats the draws.
     """
 
     def __init__(self, transformations: Transformations):
@@ -293,18 +295,20 @@ def _widths(symmetry: Symmetry) -> dict[str, float]:
     for name, width in given.items():
         parts = SETS.get(name, (name,) if name in GENERATORS else ())
         if not parts:
-            raise ValueError(f"no transformation is called {name!r}; there are {', '.join((*GENERATORS, *SETS))}")
+            raise ValueError(f"no transformation is called {name!r}: use {', '.join((*GENERATORS, *SETS))}")
         if not 0 <= width < math.inf:
             raise ValueError(f"the width of {name} must be 0 or more and finite, got {width}")
         for part in parts:
             if width > LIMITS.get(part, math.inf):
-                raise ValueError(f"the width of {part} is {width}, more than pi: at pi (180 degrees) every turn is there")
+                raise ValueError(
+                    f"the width of {part} is {width}, more than pi: use at most pi (180 degrees), which covers all turns"
+                )
             found[part] = float(width)
     return {name: found[name] for name in GENERATORS if name in found}
 
 
 def _lattice(samples: int, k: int) -> Tensor:
-    """Points (S, k) in [0, 1), even in every dimension: by S-ths in the first, by the generalised golden ratio in the others."""
+    """Points (S, k) in [0, 1), even in every dimension: steps of 1/S in the first, by the generalised golden ratio in others."""
     ratio = 2.0
     for _ in range(40):  # the root of r^k = r + 1
         ratio = (1 + ratio) ** (1 / max(k, 2))
