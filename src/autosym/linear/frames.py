@@ -13,7 +13,7 @@ class Frame(nn.Module):
 
     A step of v moves the weights u phi by the same length. The prior N(0, 1 / delta) of u is a prior of v with precision
     delta / lambda. Eigenvalues below a millionth of the largest are raised to it; there a step moves the weights by less. If the
-    basis is learned, the coordinates stay those of the initial basis. Checkpoints store the eigenvectors, whose signs are arbitrary.
+    basis is learned, the coordinates of the initial basis stay. Checkpoints store eigenvectors, because their signs are arbitrary.
     """
 
     spectrum: Tensor

@@ -58,7 +58,7 @@ class Branch(nn.Module):
             return None
         bias = self.get_submodule(self.constant)
         if not isinstance(bias, Bias):
-            raise TypeError(f"the constant of {type(self).__name__} must name a Bias, but its {self.constant} is none")
+            raise TypeError(f"the constant of {type(self).__name__} must name a Bias, but its {self.constant} is not one")
         each = bias.values()
         if self.lifted is None or each.dim() < 4:
             return each
