@@ -209,7 +209,7 @@ def test_verification_is_with_weights():
             return self.inner(x) + x @ self.inner.weight.T
 
     x, _ = draw("gaussian", 2)
-    with pytest.raises(ValueError, match=r"inner.weight .* also used outside of Linear"):
+    with pytest.raises(ValueError, match=r"inner.weight .* also used outside Linear"):
         verify(randomised(Doubled()), x)
 
 

@@ -139,7 +139,7 @@ def test_broken_share_counts_convolutions_where_a_group_is_asked_for():
         assert table.broken_share("c4")[layer] == pytest.approx(free + plain, abs=1e-15)
         assert free > 0.01
         assert plain > 0.01
-    with pytest.raises(ValueError, match="no layer has a path for 'c8'; those there are: c4"):
+    with pytest.raises(ValueError, match="no layer has a path for 'c8'; groups with a path: c4"):
         table.broken_share("c8")
 
 
@@ -192,7 +192,7 @@ def test_the_table_prints_a_row_per_path():
     assert head.split()[:2] == ["layer", "path"]
     assert set(rule) == {"-"}
     assert whole == f"of all effective parameters: {table.network_share():.1%} free"
-    assert hint == "what that is worth: autosym.simplify(fit, data)"
+    assert hint == "to see what they are worth: autosym.simplify(fit, data)"
     assert len(rows) == 4
     for row, path in zip(rows, table, strict=True):
         words = row.split()

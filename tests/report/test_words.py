@@ -224,8 +224,8 @@ def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
     assert learned["headline"].startswith("Layer 1 became translation-equivariant; layer 2 uses position")
     assert learned["rule"] == words.RULE
     assert guessed["headline"] == (
-        "Nothing is established yet: the log evidence, -1.109 nats per sample, is not above that of guessing one of 3 classes, -1.099, "
-        "though accuracy may be; train longer, or on more data."
+        "Nothing is established yet: the log evidence, -1.109 nats per sample, is not better than guessing one of 3 classes "
+        "(-1.099), though accuracy may be better; train longer, or on more data."
     )
     assert [layer["words"] for layer in guessed["layers"]] == ["is part of a network that tells no classes apart"] * 2
     assert guessed["rule"] == ""
@@ -280,12 +280,12 @@ def test_a_page_says_what_the_fit_decides(fitted):
     ("caution", "expected"),
     [
         (cautions.OneClass(12, 2), "Nothing can be learned: all 12 labels are of class 2, so there is nothing to tell apart."),
-        (cautions.Dead(("l0",)), "Layer l0 has no effective parameters, so no shares: the network died, or the data ask for nothing. "
+        (cautions.Dead(("l0",)), "Layer l0 has no effective parameters, so no shares: the network died, or the data determine nothing. "
          "Try a smaller learning rate, and standardised inputs."),
-        (cautions.Dead(("l0", "l1"), 3e6), "Layers l0, l1 have no effective parameters, so no shares: the network died, or the data ask "
-         "for nothing. Try a smaller learning rate (lr=1e+06 for 3e+06), and standardised inputs."),
-        (cautions.Guessing(-2.0, -math.log(3), 3), "Nothing is established yet: the log evidence, -2.000 nats per sample, is not above "
-         "that of guessing one of 3 classes, -1.099, though accuracy may be; train longer, or on more data."),
+        (cautions.Dead(("l0", "l1"), 3e6), "Layers l0, l1 have no effective parameters, so no shares: the network died, or the data "
+         "determine nothing. Try a smaller learning rate (lr=1e+06 for 3e+06), and standardised inputs."),
+        (cautions.Guessing(-2.0, -math.log(3), 3), "Nothing is established yet: the log evidence, -2.000 nats per sample, is not better "
+         "than guessing one of 3 classes (-1.099), though accuracy may be better; train longer, or on more data."),
         (cautions.Unused(("",)), "Layer (the model) has less than one effective parameter, too little to judge by."),
         (cautions.Unused(("l0", "l1")), "Layers l0, l1 have less than one effective parameter, too little to judge by."),
         (cautions.Little(0.05), "The evidence is 5% better than guessing, which is little: a model that does not try to tell some "
@@ -294,8 +294,8 @@ def test_a_page_says_what_the_fit_decides(fitted):
         (cautions.Unsteady(4, 20.0, 0.03), "The evidence was unsteady: epoch 4 had 20 nats more than the end. Try a smaller learning "
          "rate (lr=0.01 for 0.03) before you rely on the shares."),
         (cautions.Rising(12.34), "The evidence was still rising when precisions were learned for the last time, by 12.3 nats over the "
-         "last of its steps: train longer before you rely on the shares."),
-        (cautions.Moving((("rotation (degrees)", 26.0, 31.0), ("shift (pixels)", 1.0, 2.0))), "Over the last quarter of its steps "
+         "last steps: train longer before you rely on the shares."),
+        (cautions.Moving((("rotation (degrees)", 26.0, 31.0), ("shift (pixels)", 1.0, 2.0))), "Over the last quarter of the steps "
          "rotation (degrees) went from 26 to 31, shift (pixels) went from 1 to 2: train longer, or take more or longer steps (every=1, "
          "hyper_lr)."),
     ],

@@ -1,4 +1,4 @@
-"""Who owns a parameter, the recorded pass, Kronecker factors and their eigenvalues."""
+"""Which path owns each parameter, the recorded pass, Kronecker factors and their eigenvalues."""
 
 from autosym.curvature.kronecker import Curvature, Factors, kfac
 

@@ -1,4 +1,4 @@
-"""Eigenvalues of Kronecker factors, shared out among threads and processes."""
+"""Eigenvalues of Kronecker factors, divided among threads and processes."""
 
 import threading
 from collections.abc import Mapping
@@ -12,7 +12,10 @@ from autosym.runtime import processes
 
 
 def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64; processes share the work, and send eigenvalues only."""
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
+
+    Processes share the work, and exchange eigenvalues only.
+    """
     owners = processes.owners([len(f) * f.shape[-1] ** 3 for f in factors.values()])
     with processes.agreeing():
         own = _decomposed({name: factors[name] for name, o in zip(factors, owners, strict=True) if o == processes.rank()})
@@ -21,18 +24,17 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-LARGE = (
-    2048  # sides of matrices that are solved by all threads, and in their own precision: float64 would take twice the memory
-)
-SOLVING = threading.Lock()  # the number of threads is one for the whole process
+LARGE = 2048  # a longer side is solved by all threads, and in its own precision: float64 would take twice the memory
+SOLVING = threading.Lock()  # the number of threads is a setting of the whole process
 
 
 def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
 
-    Matrices are scaled to unit trace first: solvers fail on nearly zero and on badly scaled ones in float32. All but the largest are solved
-    in float64: null eigenvalues that are rounded to 1e-7 instead weigh against wide paths. Small ones are solved on the CPU, one a thread,
-    also those of a GPU, which solves the large ones meanwhile: it has no solver for many small ones that is as fast.
+    Matrices are first scaled to unit trace: in float32 solvers fail on nearly zero and on badly scaled matrices. All but the
+    largest are solved in float64: in float32 zero eigenvalues are rounded to 1e-7, which counts against wide paths. Small
+    matrices are solved on the CPU, one per thread, also if they are on a GPU: its solver is slower for many small ones. The GPU
+    solves the large ones meanwhile.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
 
@@ -44,7 +46,7 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     small = [name for name, f in factors.items() if f.shape[-1] <= (512 if f.is_cuda else LARGE)]
     large = [name for name in factors if name not in small]
     with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
-        torch.set_num_threads(1)  # for each of those that follow
+        torch.set_num_threads(1)  # for each solver in the pool
         try:
             parts = {n: scaled(n).cpu().split(-(-len(factors[n]) // threads)) for n in small}
             solving = {n: [pool.submit(_solve, part) for part in parts[n]] for n in small}
@@ -60,7 +62,7 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _solve(matrices: Tensor) -> Tensor:
-    """Eigenvalues in float64; where the solver fails in the given precision, by that in float64, and NaN where it fails too."""
+    """Eigenvalues in float64. If the solver fails in the given precision it is run in float64; if that fails too, NaN."""
     for dtype in (matrices.dtype, torch.float64):
         with suppress(torch.linalg.LinAlgError):
             values = torch.linalg.eigvalsh(matrices.to(dtype)).double()

@@ -4,8 +4,8 @@ For a path with columns a: (S, K, in) and cotangents g: (S, K, out) of every sam
 
     A_k = 1/N sum_n sum_s a a^T        G_k = sum_n 1/S sum_s g Lambda g^T        GGN block k ~ kron(G_k, A_k)
 
-for row-major weights (out, in). It is exact where S = 1 at one sample and for linear networks with squared loss; over shared
-positions it is KFAC-expand. Exact curvature takes one backward pass per output, sampled curvature one in all; both
+for row-major weights (out, in). It is exact for S = 1 and a single sample, and for linear networks with squared loss. Over
+shared positions it is KFAC-expand. Exact curvature takes one backward pass per output, sampled curvature one in total. Both
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
@@ -30,7 +30,7 @@ from autosym.runtime.batching import Data
 
 @dataclass(frozen=True)
 class Factors:
-    """sum A: (K, in, in), sum G: (K, out, out) of one path over the samples used."""
+    """A: (K, in, in), a mean over samples, and G: (K, out, out), a sum over all samples, of one path."""
 
     A: Tensor
     G: Tensor
@@ -38,9 +38,9 @@ class Factors:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Factors of every path, the data's part of the log-likelihood, and the true counts of samples and outputs.
+    """Factors of every path, the statistic of the log-likelihood, and the true counts of samples and outputs.
 
-    ``fingerprint`` tells data apart, whatever their order and batches (see ``fingerprint``); None where it was not taken.
+    ``fingerprint`` tells data sets apart, regardless of order and batches (see ``fingerprint``); None if it was not taken.
     """
 
     factors: dict[str, Factors]
@@ -58,8 +58,8 @@ class Curvature:
     def eigenvectors(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         """lambda mu: (K, out, in) with eigenvectors U (K, out, out) of G and V (K, in, in) of A, in float64.
 
-        With ``scales`` tau (K, out) of a path's prior they are those of tau^-1/2 G tau^-1/2, and U is tau^-1/2 times its vectors:
-        the posterior covariance is (U x V) (lambda mu + delta)^-1 (U x V)^T either way.
+        If the prior of a path has ``scales`` tau (K, out), tau^-1/2 G tau^-1/2 replaces G, and U is tau^-1/2 times its
+        eigenvectors. The posterior covariance is (U x V) (lambda mu + delta)^-1 (U x V)^T in both cases.
         """
         return {name: (lam[:, :, None] * mu[:, None, :], U, V) for name, (lam, U, mu, V) in self.decompositions(scales).items()}
 
@@ -92,16 +92,16 @@ def kfac(
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
 
-    ``sampled`` replaces one backward per output by one in all, with noise drawn per sample from ``seed``: an unbiased G, whose
-    log-determinant is therefore a little too small, and the evidence a little too large. ``subset`` takes
-    the curvature from that many randomly chosen samples, scaled to all; the log-likelihood is always that of all.
-    ``share_blocks`` replaces the G of every block by their mean, as the paper does. Factors are in ``dtype``, by default that
-    of the model. The model's mode, gradients, buffers and hooks are left as they were.
+    ``sampled`` makes one backward pass in total, not one per output, with noise drawn per sample from ``seed``. G is unbiased,
+    but its log-determinant is a little too small, and the evidence a little too large. ``subset`` takes the curvature from
+    that many randomly chosen samples, scaled to all; the log-likelihood always covers all samples. ``share_blocks`` replaces
+    the G of every block by the mean over blocks, as the paper does. Factors are in ``dtype``, by default the model's. The
+    model's mode, gradients, buffers and hooks are left as they were.
 
-    Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
-    more than ``memory`` GiB beside the factors (2, or on a GPU half of what is free, 16 at most: others may be using it): the result does
-    not depend on it. ``verified`` is what an earlier pass found out about the model. Several processes (``torch.distributed``) take a
-    part of the samples each, and all have the result.
+    ``batch_size`` samples are taken at a time: by default 256, or 8192 on a GPU; a loader has its own batches. Fewer are taken
+    if they would need more than ``memory`` GiB beside the factors: by default 2, or on a GPU half of the free memory, at most
+    16. The result does not depend on either. ``verified`` is what an earlier pass found out about the model. Each of several
+    processes (``torch.distributed``) takes its part of the samples, and all get the same result.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
@@ -132,11 +132,11 @@ class _Sums:
     def __init__(self, dtype: torch.dtype | None):
         self.dtype = dtype
         self.A: dict[str, Tensor] = {}
-        self.G: dict[tuple[str, ...], Tensor] = {}  # of paths that share their rows, once
+        self.G: dict[tuple[str, ...], Tensor] = {}  # one sum for all paths that share their rows
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
         x = x.to(self.dtype or x.dtype)
-        if type(path).gram is Path.gram:  # no faster form than from columns
+        if type(path).gram is Path.gram:  # the path has no faster form of its own
             _add(self.A, name, path.columns(x))
         else:
             term = path.gram(x)
@@ -146,9 +146,9 @@ class _Sums:
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
     def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors]:
-        """Means of A and sums of G, the latter scaled from the samples used to all."""
+        """Means of A and sums of G. The sums are scaled from the samples used to all samples."""
         if not used:
-            raise ValueError("none of the samples chosen by subset was shown: take a larger subset, or a loader that shows all")
+            raise ValueError("none of the samples chosen by subset was shown: use a larger subset, or a loader that shows all")
         whole: dict[str, Tensor] = {}
         for factor in (*self.A.values(), *self.G.values()):
             mirrored(factor)
@@ -167,11 +167,11 @@ class _Sums:
 
 
 def _add(sums: dict, key: str | tuple[str, ...], t: Tensor, weight: float = 1.0) -> None:
-    """sums[key] += weight sum over samples and positions of outer products of t: (B, S, K, d); whole once ``mirrored``."""
+    """sums[key] += weight * (sum over samples and positions of t t^T), for t: (B, S, K, d). Call ``mirrored`` at the end."""
     positions, blocks, width = t.shape[1:]
     if key not in sums:
         sums[key] = t.new_zeros(blocks, width, width)
     if positions > 1:
         sums[key].add_(gram(t), alpha=weight)
-    else:  # in place: without a product as large as the factor
+    else:  # in place: no temporary as large as the factor
         add_gram(sums[key], t[:, 0].transpose(0, 1))

@@ -1,6 +1,6 @@
 """Sites: which path owns which parameter of a model, and the hooks that show each path its inputs and cotangents.
 
-autosym's paths own their weight; torch's Linear, Conv1d and Conv2d are read as paths without being changed.
+autosym's paths own their weight. torch's Linear, Conv1d and Conv2d are read as paths; the modules are not changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ class Site:
     name: str
     module: nn.Module
     parameter: nn.Parameter
-    path: Callable[[Tensor, Tensor], Definition]  # given an input and its output: torch's layers do not know their map's size
+    path: Callable[[Tensor, Tensor], Definition]  # takes (input, output): torch's layers do not store their output's shape
 
 
 def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
-    """Every trainable parameter with the path that owns it; frozen ones are point estimates, outside the evidence.
+    """Every trainable parameter with the path that owns it. Frozen parameters are point estimates, outside the evidence.
 
-    Paths own their weight; torch's Linear, Conv1d and Conv2d are read as Dense or Conv and Bias. Anything else is refused.
+    Paths own their weight. torch's Linear, Conv1d and Conv2d are read as Dense or Conv, and Bias. Anything else is refused.
     """
     check_module(model)
     found: dict[int, Site] = {}
@@ -38,7 +38,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=isinstance(module, Path)):
             full = f"{module_name}.{name}".lstrip(".")
-            if owners.get(id(parameter)) == full:  # of a part of a path, which the path owns
+            if owners.get(id(parameter)) == full:  # part of a path that was listed before
                 continue
             if not parameter.requires_grad:
                 continue
@@ -47,7 +47,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             if path is None:
                 raise ValueError(
                     f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
-                    "nn.Linear, nn.Conv1d and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate outside of it"
+                    "nn.Linear, nn.Conv1d and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate"
                 )
             own_weight = isinstance(module, Path) and name == "weight"
             found[id(parameter)] = Site(module_name if own_weight else full, module, parameter, path)
@@ -59,18 +59,18 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
 
 
 def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
-    """The parameter that a site is named after: its own name, or that of the path whose weight it is."""
+    """The parameter of a site: ``name`` is the parameter's own name, or the path's name if the parameter is its weight."""
     module = model.get_submodule(name) if name in dict(model.named_modules()) else None
     return model.get_parameter(name) if module is None else module.get_parameter("weight")
 
 
 def check_parameter(name: str, parameter: nn.Parameter, owners: dict[int, str]) -> None:
-    """Refuse a parameter that is trained under two names, in half precision, or not finite; ``owners``, names by id, gets it."""
+    """Refuse a parameter that is trained under two names, in half precision, or not finite. Adds its name to ``owners``."""
     other = owners.setdefault(id(parameter), name)
     if other != name and parameter.requires_grad:
         raise ValueError(
-            f"{name} and {other} are the same parameter: the curvature of tied weights is not the sum of its parts; untie them, or "
-            "freeze them by requires_grad_(False)"
+            f"{name} and {other} are the same parameter: the curvature of tied weights is not the sum of its parts; "
+            "untie them, or freeze them by requires_grad_(False)"
         )
     if parameter.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{name} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
@@ -79,12 +79,12 @@ def check_parameter(name: str, parameter: nn.Parameter, owners: dict[int, str]) 
 
 
 def is_under(name: str, stem: str) -> bool:
-    """Whether a dotted name is ``stem``, or of something that it holds; the model itself, "", holds all."""
+    """Whether a dotted name is ``stem`` or lies inside it. The model itself is "", and holds everything."""
     return not stem or name == stem or name.startswith(f"{stem}.")
 
 
 def sizes(sites: Sequence[Site]) -> dict[str, float]:
-    """The size of every parameter, in units of which relative steps are: its root mean square, but for what a path says of its own."""
+    """The root mean square of every parameter, the unit of relative steps. A path may override it for its weight."""
     return {
         site.name: site.module.size()
         if isinstance(site.module, Path) and site.parameter is site.module.weight
@@ -94,16 +94,16 @@ def sizes(sites: Sequence[Site]) -> dict[str, float]:
 
 
 def frames(sites: Sequence[Site], scaled_rows: bool = False) -> dict[str, Frame]:
-    """The coordinates that steps are even in, of paths that have some: those of all else are the weights themselves.
+    """The coordinates in which steps are even, for paths that define them. All other steps are in the weights themselves.
 
-    Where rows have scales of their own (a Student-t prior) those across rows are left out: the prior would not be diagonal there.
+    With ``scaled_rows`` (a Student-t prior) coordinates that mix rows are left out: the prior would not be diagonal in them.
     """
     found = {s.name: s.module.frame() for s in sites if isinstance(s.module, Path) and s.parameter is s.module.weight}
     return {name: frame for name, frame in found.items() if frame is not None and (frame.across or not scaled_rows)}
 
 
 def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor, Tensor], Definition] | None:
-    """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
+    """How to read a parameter of a module as a path: autosym's paths as they are, torch's layers as Dense, Conv and Bias."""
     if isinstance(module, Bias) and name == "weight" and expand_bias:
         return lambda *_: _definition(Bias, module.shape, module.out_shape, True)
     if isinstance(module, Path):
@@ -122,6 +122,6 @@ def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tenso
 
 @cache
 def _definition(kind: Callable[..., Path], *arguments: object) -> Path:
-    """A path without weights: its columns and rows are all that curvature asks for."""
+    """A path without weights: curvature needs only its columns and rows."""
     with torch.device("meta"):
         return kind(*arguments)

@@ -1,4 +1,4 @@
-"""The pass over data that every estimator of the evidence makes: which samples, how many at a time, whose noise, and of which data."""
+"""The pass over data that every evidence estimator makes: which samples, how many at a time, which noise, which data."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from autosym.runtime.batching import Data, Numbered, check_loader, check_seen, s
 class Pass:
     """All samples of ``data`` once, as ``model`` takes them: in parts that fit into memory, checked, counted and fingerprinted.
 
-        for x, y, record, places in shown:      whether curvature is taken from this part, and its places among all samples
+        for x, y, record, places in shown:      record: take curvature from this part?  places: its indices among all samples
             shown.add(model(x), y)
         shown.finish()                          then samples, used, outputs, statistic and fingerprint are known
 
-    ``cost`` gives the bytes that a sample takes, from two of them: as many are shown at a time as fit into ``memory`` (GiB), and no
-    more than ``batch_size``. ``subset`` of the samples are recorded, all by default; ``sampled`` draws noise by ``seed``. Several
-    processes take a part each, unless ``alone``.
+    ``cost`` gives the bytes that one sample needs, measured on two samples. A part holds as many samples as fit into ``memory``
+    (GiB), and at most ``batch_size``. Curvature is taken from ``subset`` samples (default: all). ``sampled`` draws noise by
+    ``seed``. Each process takes its part of the samples, unless ``alone``.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class Pass:
             raise ValueError(f"no sample is left for process {processes.rank()} of {self.parts}: use fewer processes")
 
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Refuse targets and outputs that the likelihood does not take."""
+        """Refuse targets and outputs that the likelihood does not accept."""
         self.likelihood.check(f.shape[1], y)
         if not self.outputs:
             self.likelihood.check_outputs(f, self.model)
         self.outputs = f.shape[1]
 
     def add(self, f: Tensor, y: Tensor) -> None:
-        """Add the log-likelihood's statistic of a part, whose outputs are f (B, outputs)."""
+        """Add the likelihood's statistic of one part with outputs f (B, outputs) and targets y."""
         self.check(f, y)
         self.statistic = self.statistic + self.likelihood.statistic(f, y).double()
 
     def columns(self, f: Tensor, places: Tensor) -> Sequence[Tensor]:
-        """The columns (B, outputs) of the root of the output Hessian at f; of sampled curvature one random combination of them."""
+        """The columns (B, outputs) of the root of the output Hessian at f; if ``sampled``, one random combination of them."""
         roots = self.likelihood.root(f)
         if self.signs is None:
             return roots.unbind(2)
         return [(roots @ self.signs(places, roots.shape[2]).to(roots)[:, :, None])[:, :, 0]]
 
     def finish(self, *others: Tensor) -> None:
-        """Add up the sums of all processes, ``others`` among them, in place; refuse data of which not each sample was shown once."""
+        """Add up the sums of all processes in place, ``others`` included. Refuse data unless each sample was shown once."""
         if self.parts > 1:
             seen = self.stream.seen
             counts = torch.tensor([self.samples, self.used, seen], dtype=torch.float64, device=self.device)
@@ -92,20 +92,20 @@ class Pass:
             self.samples, self.used, total = (int(n) for n in counts)
             if total != processes.count() * seen:
                 raise ValueError(
-                    f"process {processes.rank()} was shown {seen} samples, all {processes.count()} together {total}: not as many in each "
-                    "(an extra batch in one?); give all processes the same data, of which each takes its part"
+                    f"process {processes.rank()} was shown {seen} samples, all {processes.count()} together {total}: "
+                    "the counts differ (an extra batch in one?); give every process the same data, each takes its own part"
                 )
         check_seen(self.samples, self.data, self.allow_partial)
         self.statistic, self.fingerprint = self.statistic.cpu(), self.fingerprint.cpu()
 
 
-TARGETS = slice(0, 2)  # the sums of a fingerprint that are of targets alone
+TARGETS = slice(0, 2)  # the sums of a fingerprint over targets only
 
 
 def fingerprint(x: Tensor, y: Tensor) -> Tensor:
-    """Sums over samples that tell data sets apart: of targets y and y^2, of inputs x and x^2, and of x y.
+    """Sums over samples that tell data sets apart: targets y and y^2, inputs x and x^2, and x y.
 
-    x is a sample's mean, weighted by place: a flip of the image changes it too.
+    Here x is a sample's mean, weighted by position, so that a flip of the image changes it too.
     """
     flat = x.detach().flatten(1)
     weights = (1 + torch.arange(flat.shape[1], dtype=torch.float64, device=x.device).cos()) / flat.shape[1]
@@ -116,20 +116,20 @@ def fingerprint(x: Tensor, y: Tensor) -> Tensor:
 
 
 def alike(one: Tensor | None, other: Tensor | None, part: slice = slice(None), rtol: float = 1e-5, atol: float = 1e-5) -> bool:
-    """Whether two fingerprints may be of the same data; one that was not taken (None) says nothing against it.
+    """Whether two fingerprints may come from the same data. A missing one (None) matches anything.
 
-    They are equal up to rounding, of a model in float32 beside one in float64 too. ``part`` compares some sums only: TARGETS.
+    They are equal up to rounding, also between float32 and float64. ``part`` compares some sums only, e.g. TARGETS.
     """
     return one is None or other is None or torch.allclose(one[part], other[part], rtol=rtol, atol=atol)
 
 
 def shares(data: Data) -> int:
-    """Among how many processes the samples are shared out: all, or, if there are fewer samples, none (each takes all)."""
+    """The number of parts that the samples are divided into: one per process, or 1 (each takes all) if samples are too few."""
     return processes.count() if (size_of(data) or math.inf) >= processes.count() else 1
 
 
 def split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool, Tensor]]:
-    """The samples of a batch to take curvature from (True), then the rest (False), at most ``limit`` at a time, and their rows."""
+    """Parts (x, y, record, rows) of at most ``limit`` samples: first those to take curvature from (True), then the rest."""
     chosen = mask if mask is not None else torch.ones(len(x), dtype=torch.bool)
     for part, record in ((chosen, True), (~chosen, False)):
         for rows in part.nonzero().flatten().split(limit) if part.any() else ():
@@ -160,7 +160,10 @@ def choose(subset: int | None, size: int | None, seed: int) -> Tensor | None:
 
 
 class Signs:
-    """Independent signs, one row for each place in the stream, whatever the batches and processes; asked for in ascending order."""
+    """Independent signs, one row per place in the stream. They do not depend on batches or processes.
+
+    Places must be asked for in ascending order.
+    """
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)

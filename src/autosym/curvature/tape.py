@@ -1,4 +1,4 @@
-"""The recorded pass: hooks that show every path its inputs, and hand out its rows as they come backward."""
+"""The recorded pass: hooks show every path its inputs in the forward pass, and hand out its rows in the backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,12 +14,12 @@ from autosym.runtime.batching import all_finite
 
 
 class Tape:
-    """Hooks on the modules of all sites: shows paths their inputs as they come forward, and hands out rows as they come backward.
+    """Hooks on the modules of all sites: show paths their inputs in the forward pass, hand out rows in the backward pass.
 
-    Weights take no part in its graph (but with ``weights``): a backward pass goes to the outputs of paths only, at half the cost.
-    Of a model that averages copies of every sample (``averaging``) a path sees its mean input and the sum of its cotangents, as columns
-    and rows are linear: the reduced form, exact where the model is linear. With ``reduce`` False copies count as samples. With ``graph``
-    inputs and rows stay in the graph, to be differentiated again.
+    Weights are not part of the graph, unless ``weights`` is True. A backward pass then stops at the outputs of paths, at half
+    the cost. If a model averages copies of every sample (``averaging``), a path sees its mean input and the sum of its
+    cotangents, because columns and rows are linear. This reduced form is exact if the model is linear. With ``reduce`` False
+    copies count as samples. With ``graph`` inputs and rows stay in the graph, to be differentiated again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Tape:
         self.paths: dict[str, Definition] = {}
         self.recording = self.blaming = False
         self.batch = 0
-        self.current = sites[0].name  # where a pass is
+        self.current = sites[0].name  # the layer that a pass has reached, for messages
 
     def __enter__(self) -> "Tape":
         self.handles = [module.register_forward_hook(self._hook) for module in self.by_module]
@@ -52,20 +52,20 @@ class Tape:
         self.edges.clear()
         if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
             raise MemoryError(
-                f"out of memory in the curvature pass at {self.current}: pass a smaller memory= (GiB) or batch_size=, or, if its factors "
-                "are too large, use a factored layer (f-fc) in its place, or freeze it by requires_grad_(False)"
+                f"out of memory in the curvature pass at {self.current}: pass a smaller memory= (GiB) or batch_size=; if its "
+                "factors are too large, replace it by a factored layer (f-fc), or freeze it by requires_grad_(False)"
             ) from error
 
     def _enter(self, module: nn.Module, _: object) -> None:
         self.current = self.by_module[module][0].name
 
     def forward(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of the model alone, without a graph."""
+        """The outputs of the model, without a graph and without showing paths their inputs."""
         with torch.no_grad():
             return self._check_outputs(model, model(x), x)
 
     def record(self, model: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of the model, with every path shown its input and a graph to go back through."""
+        """The outputs of the model, with a graph for ``backward``. Every path is shown its input."""
         self.edges.clear()
         self.recording, self.batch = True, len(x)
         averaged = [module for module in model.modules() if isinstance(module, Symmetrised)]
@@ -83,9 +83,9 @@ class Tape:
         return f
 
     def backward(self, f: Tensor, cotangent: Tensor) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        """The rows of every path for one cotangent (B, outputs) of the outputs; the graph is kept until the next record.
+        """The rows of every path for one cotangent (B, outputs) of the outputs. The graph is kept until the next ``record``.
 
-        Paths whose rows are the same numbers at the same place in memory (a dense map and its bias) come together.
+        Paths that share the same rows in memory (e.g. a dense map and its bias) come as one item.
         """
         self.current = "a backward pass"
         edges = list(self.edges.values())
@@ -123,7 +123,7 @@ class Tape:
         names = ", ".join(site.name for site in self.by_module[module])
         if self.blaming and not torch.isfinite(output).all():
             raise ValueError(
-                f"the output of {names} is not finite though its inputs and weights were: the values overflow {output.dtype}; "
+                f"the output of {names} is not finite, but its inputs and weights are: the values overflow {output.dtype}; "
                 "rescale the inputs, or use the model in float64"
             )
         if not self.recording:
@@ -139,11 +139,11 @@ class Tape:
                 f"{names} must see one positional tensor whose first axis is the batch of {self.batch} samples; got "
                 f"{[tuple(x.shape) for x in inputs]}: keep positions in an axis of their own"
             )
-        spread = 0 in output.stride()  # of an expanded tensor, which nothing can change in place
-        if not output.requires_grad:  # the first layer, or all before it are frozen
+        spread = 0 in output.stride()  # an expanded tensor, which nothing can change in place
+        if not output.requires_grad:  # the first layer, or all layers before it are frozen
             output = output.detach().requires_grad_()
             output = output if spread else output.clone()
-        elif output._is_view() and not spread:  # an in-place activation that follows would take a view out of the graph
+        elif output._is_view() and not spread:  # a later in-place activation would take a view out of the graph
             output = output.clone()
         x = inputs[0] if self.graph else inputs[0].detach()
         if self.reduce and copies > 1:
@@ -151,7 +151,7 @@ class Tape:
         for site in self.by_module[module]:
             path = self.paths[site.name] = site.path(x, output)
             self.see(site.name, path, x)
-        # The edge, not the tensor: an in-place activation that follows would move the tensor's place in the graph.
+        # Keep the edge, not the tensor: a later in-place activation would move the tensor's place in the graph.
         self.edges[module] = get_gradient_edge(output)
         return output
 
@@ -161,13 +161,14 @@ class Tape:
             raise ValueError(f"the model must return (B, outputs) for a batch of {len(x)}, got {shape}")
         if not all_finite(f):
             bad = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
-            if bad:  # trainable ones were refused before
+            if bad:  # they are frozen: trainable ones were refused before
                 raise ValueError(
-                    f"the outputs of the model are not finite, as the frozen {', '.join(bad)} is not: load or initialise it anew"
+                    f"the outputs of the model are not finite, because the frozen {', '.join(bad)} is not: "
+                    "load or initialise it anew"
                 )
             self.blaming = True
             model(x)  # once more, to name the first layer that overflows
             raise ValueError(
-                "the outputs of the model are not finite, though those of its layers are: look at what forward() does with them"
+                "the outputs of the model are not finite, but its layers' outputs are: check what forward() does with them"
             )
         return f

@@ -1,4 +1,4 @@
-"""Is a model fit for curvature? Its gradients against its paths, and nothing that depends on batchmates or chance."""
+"""Is a model fit for curvature? Gradients must match its paths, and no output may depend on batchmates or on chance."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from autosym.runtime.batching import check_module, to_model
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequence[Site] | None = None) -> float:
     """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
 
-    They differ where a parameter acts outside of its path (used in a function, reparametrised), or a path is ill defined.
-    Returns the bytes that a pass takes for each sample: what autograd keeps, and three times the largest columns or rows.
+    They differ if a parameter acts outside its path (used in a function, reparametrised), or if a path is wrongly defined.
+    Returns the bytes that a pass needs per sample: what autograd keeps, and three times the largest columns or rows.
     """
-    x = x.clone()  # of which the storage is its own
+    x = x.clone()  # a storage of its own, so that its bytes count these samples alone
     columns: dict[str, Tensor] = {}
     kept: dict[int, int] = {}
 
@@ -40,7 +40,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
         actual = torch.zeros_like(expected) if gradient is None else gradient.flatten()
         if (expected - actual).abs().max() > 1e-2 * expected.abs().max() + 1e-6 * max(1.0, float(actual.abs().max())):
             raise ValueError(
-                f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside of "
+                f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside "
                 f"{type(site.module).__name__}, or reparametrised; use it once, as the layer's own weight, or freeze it"
             )
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -60,15 +60,15 @@ def check_factor(name: str, letter: str, factor: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Verified:
-    """What is known of a model that was found fit for curvature, so that no pass has to find it out again."""
+    """Facts about a model that passed the checks for curvature, so that later passes need not check again."""
 
     sites: tuple[Site, ...]
-    bytes_per_sample: float  # that a pass takes
+    bytes_per_sample: float  # that a pass needs
     outputs: int
 
 
 def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> Verified:
-    """Refuse a model, a few samples and a likelihood that do not go together; an error in one process is an error in all."""
+    """Refuse a model, a few samples and a likelihood that do not fit together. An error in one process is an error in all."""
     refuse_batch_dependence(model)
     squares: dict[str, Tensor] = {}
     see = lambda name, path, x: squares.__setitem__(name, path.columns(x).square().sum())  # noqa: E731
@@ -88,9 +88,10 @@ def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> 
 def linearised(
     model: nn.Module, x: Tensor, root: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-    """The outputs f (B, D), and for every path columns (B, S, K, in) and rows (B, C, S, K, out) for the C columns of root(f): (B, D, C).
+    """The outputs f (B, D), and for every path its columns (B, S, K, in) and rows (B, C, S, K, out).
 
-    The sum over positions of their products is the Jacobian of root(f)^T f. Copies of a sample (``averaging``) are as good as positions.
+    C counts the columns of root(f): (B, D, C). The sum over positions of rows times columns is the Jacobian of root(f)^T f.
+    Copies of a sample (``averaging``) are treated as positions.
     """
     columns: dict[str, Tensor] = {}
 
@@ -112,7 +113,7 @@ def refuse_batch_dependence(model: nn.Module) -> None:
     """Refuse models whose output for a sample depends on its batchmates, or on chance."""
     check_module(model)
     if torch.is_inference_mode_enabled():
-        raise ValueError("curvature needs a graph: call it outside of torch.inference_mode() (torch.no_grad() is fine)")
+        raise ValueError("curvature needs a graph: call it outside torch.inference_mode() (torch.no_grad() is fine)")
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
@@ -124,4 +125,4 @@ def refuse_batch_dependence(model: nn.Module) -> None:
             raise ValueError(f"{name} ({kind}) is in train mode and would change its running statistics: call model.eval()")
         random = isinstance(module, nn.RReLU) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
         if random and module.training:
-            raise ValueError(f"{name} ({kind}) is in train mode, so every pass gives other outputs: call model.eval()")
+            raise ValueError(f"{name} ({kind}) is in train mode, so its outputs are random: call model.eval()")

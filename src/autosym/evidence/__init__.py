@@ -1,4 +1,4 @@
-"""Evidence: one file per estimator, all of one shape. ``at`` does the expensive pass once and returns a cheap function."""
+"""Evidence: one file per estimator, all of one shape. ``at`` makes the expensive pass once and returns a cheap function."""
 
 from autosym.evidence.laplace import log_evidence
 from autosym.evidence.record import Evidence

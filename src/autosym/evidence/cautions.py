@@ -1,6 +1,6 @@
-"""What must be known before shares and ranges are relied on: each caution as a value with its numbers, which prints as one sentence.
+"""Cautions: what a reader must know before relying on shares and ranges. Each is a value with its numbers, and prints as text.
 
-When to give which is decided in ``evidence.verdicts``.
+``evidence.verdicts`` decides which cautions apply.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ class OneClass:
 
 @dataclass(frozen=True)
 class Dead:
-    """``layers`` have no effective parameters at all, so their shares are not numbers. ``lr`` was the learning rate."""
+    """``layers`` have no effective parameters at all, so their shares are NaN. ``lr`` was the learning rate."""
 
     layers: tuple[str, ...]
     lr: float | None = None
 
     def __str__(self) -> str:
         have = f"{_by_name(self.layers)} {'has' if len(self.layers) == 1 else 'have'} no effective parameters, so no shares"
-        return f"{have}: the network died, or the data ask for nothing. Try {_slower(self.lr)}, and standardised inputs."
+        return f"{have}: the network died, or the data determine nothing. Try {_slower(self.lr)}, and standardised inputs."
 
 
 @dataclass(frozen=True)
 class Guessing:
-    """The log evidence per sample is not above ``chance``, that of guessing one of the classes."""
+    """The log evidence per sample is not above ``chance``, the value for guessing one of the classes."""
 
     per_sample: float
     chance: float
@@ -42,8 +42,11 @@ class Guessing:
     dead: Dead | None = None
 
     def __str__(self) -> str:
-        figures = f"{self.per_sample:.3f} nats per sample, is not above that of guessing one of {self.classes} classes, {self.chance:.3f}"
-        remedy = f". {self.dead}" if self.dead else ", though accuracy may be; train longer, or on more data."
+        figures = (
+            f"{self.per_sample:.3f} nats per sample, is not better than guessing one of {self.classes} classes "
+            f"({self.chance:.3f})"
+        )
+        remedy = f". {self.dead}" if self.dead else ", though accuracy may be better; train longer, or on more data."
         return f"Nothing is established yet: the log evidence, {figures}{remedy}"
 
 
@@ -60,14 +63,15 @@ class Unused:
 
 @dataclass(frozen=True)
 class Little:
-    """The evidence is better than guessing by ``part`` of what guessing leaves to explain, which is little."""
+    """The evidence is hardly better than guessing: it explains ``part`` of what guessing leaves to explain."""
 
     part: float
 
     def __str__(self) -> str:
         return (
-            f"The evidence is {self.part:.0%} better than guessing, which is little: a model that does not try to tell some classes "
-            "apart may then have more evidence than one that does. Train longer, or on more data, before you rely on a symmetry."
+            f"The evidence is {self.part:.0%} better than guessing, which is little: a model that does not try to tell some "
+            "classes apart may then have more evidence than one that does. Train longer, or on more data, before you rely on a "
+            "symmetry."
         )
 
 
@@ -89,8 +93,8 @@ class Unsteady:
 
     def __str__(self) -> str:
         return (
-            f"The evidence was unsteady: epoch {self.epoch} had {self.nats:.3g} nats more than the end. Try {_slower(self.lr)} before "
-            "you rely on the shares."
+            f"The evidence was unsteady: epoch {self.epoch} had {self.nats:.3g} nats more than the end. Try {_slower(self.lr)} "
+            "before you rely on the shares."
         )
 
 
@@ -102,20 +106,20 @@ class Rising:
 
     def __str__(self) -> str:
         return (
-            f"The evidence was still rising when precisions were learned for the last time, by {self.nats:.3g} nats over the last of "
-            "its steps: train longer before you rely on the shares."
+            f"The evidence was still rising when precisions were learned for the last time, by {self.nats:.3g} nats over the "
+            "last steps: train longer before you rely on the shares."
         )
 
 
 @dataclass(frozen=True)
 class Moving:
-    """Learned ranges, by name, that still moved when they were learned for the last time: from where to where."""
+    """Learned ranges that still moved at their last steps: name, value before, last value."""
 
     ranges: tuple[tuple[str, float, float], ...]
 
     def __str__(self) -> str:
         moved = ", ".join(f"{name} went from {before:.3g} to {last:.3g}" for name, before, last in self.ranges)
-        return f"Over the last quarter of its steps {moved}: train longer, or take more or longer steps (every=1, hyper_lr)."
+        return f"Over the last quarter of the steps {moved}: train longer, or take more or longer steps (every=1, hyper_lr)."
 
 
 Caution = OneClass | Dead | Guessing | Unused | Little | OneStep | Unsteady | Rising | Moving

@@ -3,7 +3,7 @@
     y = Phi w + noise,      w ~ N(0, I / delta),  noise ~ N(0, sigma^2 I)
     log p(y) = log N(y | 0, Phi Phi^T / delta + sigma^2 I)
 
-Differentiable in everything, the features included: a hyperparameter inside of them is learned by a plain backward pass.
+It is differentiable in everything, features included: a plain backward pass learns a hyperparameter inside the features.
 """
 
 import math
@@ -15,10 +15,10 @@ from autosym.evidence.record import Evidence
 
 
 def at(features: Tensor, targets: Tensor, precision: Tensor | float = 1.0, variance: Tensor | float = 1.0) -> Evidence:
-    """The evidence of ``targets`` (N,) or (N, D), each of the D outputs with weights of its own on ``features`` (N, M).
+    """The evidence of ``targets`` (N,) or (N, D) given ``features`` (N, M). Each of the D outputs has its own weights.
 
-    ``precision`` is that of the prior, one for all weights or one for each feature (M,); ``variance`` that of the noise. The terms of
-    the record are taken at the mean of the posterior: their sum is exact.
+    ``precision`` is the prior's: one for all weights, or one for each feature (M,). ``variance`` is the noise's. The terms of
+    the record are taken at the posterior mean; their sum is exact.
     """
     y = targets[:, None] if targets.dim() == 1 else targets
     if features.dim() != 2 or y.dim() != 2 or len(y) != len(features):

@@ -2,14 +2,15 @@
 
     log p(D) ~ log p(D | w) + log p(w) - 1/2 log det(kron(G, A) / sigma^2 + delta) + const,       A and G depend on eta
 
-Phase one are the factors, without a graph (``laplace.at``). With G = U diag(lambda) U^T, A = V diag(mu) V^T and c = 1 / sigma^2 the
-cotangents of 1/2 log det are in closed form, and hold where eigenvalues coincide:
+Phase one takes the factors, without a graph (``laplace.at``). With G = U diag(lambda) U^T, A = V diag(mu) V^T and
+c = 1 / sigma^2 the cotangents of 1/2 log det have a closed form, which also holds if eigenvalues coincide:
 
     d/dG = U diag_i(1/2 sum_j c mu_j / (c lambda_i mu_j + delta)) U^T       d/dA = V diag_j(1/2 sum_i c lambda_i / (...)) V^T
 
-Phase two shows micro-batches to the model again, with a graph, and differentiates log-likelihood - <d/dA, A> - <d/dG, G> with these
-fixed. Rows g depend on eta through the network and through the root of the output Hessian, both kept in the graph. The sum is exact at
-fixed weights and draws, in the memory of one micro-batch, and nothing goes backward through an eigendecomposition.
+Phase two shows micro-batches to the model again, with a graph, and differentiates log-likelihood - <d/dA, A> - <d/dG, G> at
+fixed cotangents. Rows g depend on eta through the network and through the root of the output Hessian; both stay in the graph.
+The sum is exact at fixed weights and draws, and needs the memory of one micro-batch. No gradient passes through an
+eigendecomposition.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +46,11 @@ def gradient(
     memory: float | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """d log evidence / d each of ``hyperparameters`` (leaves of the model's forward pass), at the weights that ``at`` was taken at.
+    """d log evidence / d eta for each of ``hyperparameters`` (leaves of the model's forward pass), at the weights of ``at``.
 
-    ``at`` is ``laplace.at(model, data, ...)``; ``sampled``, ``subset`` and ``seed`` must be those it was given, so that both phases see
-    the same samples and the same noise (and, where these are used, data that come in the same order: no shuffled loader). Whether leaves
-    ask for gradients does not matter, and is left as it was.
+    ``at`` is ``laplace.at(model, data, ...)``. Give the same ``sampled``, ``subset`` and ``seed`` as to it, so that both phases
+    see the same samples and the same noise. With ``sampled`` or ``subset`` the data must come in the same order: no shuffled
+    loader. Leaves need not require gradients; their ``requires_grad`` is left as it was.
     """
     _check(model, at, hyperparameters)
     leaves = list(hyperparameters.values())
@@ -73,8 +74,8 @@ def gradient(
         raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {shown.samples}: not the same")
     if not alike(shown.fingerprint, at.fingerprint, rtol=1e-6, atol=1e-9 * at.samples):
         raise ValueError(
-            "the data are not those that the evidence was taken on (random augmentation that changes between passes?): give data that "
-            "stay as they are; to train on augmented ones, use fit's augment, or give it evidence_data"
+            "the data differ from the data that the evidence was taken on (random augmentation that changes between passes?): "
+            "give data that do not change; to train on augmented data, use fit's augment, or give it evidence_data"
         )
     return {name: grad.to(leaf.dtype) for (name, leaf), grad in zip(hyperparameters.items(), total, strict=True)}
 
@@ -90,18 +91,18 @@ class _Against:
         self.sum = self.zero
 
     def see(self, name: str, path: Definition, x: Tensor) -> None:
-        """Add what the columns of a path give, if they depend on a hyperparameter."""
+        """Add the quadratic form of a path's columns, if they depend on a hyperparameter."""
         columns = path.columns(x)
         if columns.requires_grad:
             self.sum = self.sum + _quadratic(columns, self.A[name])
 
     def take(self) -> Tensor:
-        """The sum of ``see`` so far, which starts anew."""
+        """Return the sum of ``see`` so far, and reset it."""
         taken, self.sum = self.sum, self.zero
         return taken
 
     def rows(self, parts: Iterator[tuple[tuple[str, ...], Tensor]]) -> Tensor:
-        """The sum over all paths of the rows of one backward pass."""
+        """The quadratic forms of the rows of one backward pass, summed over all paths."""
         return sum((_quadratic(g, self.G[n]) / g.shape[1] for names, g in parts for n in names), start=self.zero)
 
 
@@ -123,7 +124,7 @@ def _quadratic(t: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _add(total: Sequence[Tensor], value: Tensor, leaves: Sequence[Tensor]) -> None:
-    if not value.requires_grad:  # linear models: rows that do not depend on anything
+    if not value.requires_grad:  # e.g. a linear model, whose rows depend on nothing
         return
     for sum_, grad in zip(total, torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True), strict=True):
         if grad is not None:
@@ -132,7 +133,7 @@ def _add(total: Sequence[Tensor], value: Tensor, leaves: Sequence[Tensor]) -> No
 
 @contextmanager
 def asking(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Let leaves ask for gradients for a while."""
+    """Make leaves require gradients inside the block."""
     before = [leaf.requires_grad for leaf in leaves]
     for leaf in leaves:
         leaf.requires_grad_(True)
@@ -152,13 +153,13 @@ def _check(model: nn.Module, at: Laplace, hyperparameters: Mapping[str, Tensor])
             raise ValueError(f"the hyperparameter {name} must be a leaf tensor of floats: a frozen parameter of the model")
         if id(leaf) in owned:
             raise ValueError(
-                f"the hyperparameter {name} is the weight {owned[id(leaf)]}, which the evidence integrates over: it is one or "
-                "the other; freeze it by requires_grad_(False)"
+                f"the hyperparameter {name} is the weight {owned[id(leaf)]}, which the evidence integrates over: it cannot be "
+                "both; freeze it by requires_grad_(False)"
             )
         if id(leaf) in inside:
             raise ValueError(
-                f"the hyperparameter {name} is a part of a path, which keeps what follows from it: learn it as a parameter with a prior "
-                "of its own (learn_omega)"
+                f"the hyperparameter {name} is part of a path, which stores values computed from it: learn it as a parameter "
+                "with its own prior (learn_omega)"
             )
     moved = [site.name for site in sites(model) if not torch.equal(site.parameter, at.parameters[site.name])]
     if moved:

@@ -1,11 +1,11 @@
-"""Kernel evidence: the Laplace evidence with the full Gauss-Newton matrix, on the side of the data.
+"""Kernel evidence: the Laplace evidence with the full Gauss-Newton matrix, computed in data space.
 
     log det (J^T Lambda J + P_0) - log det P_0 = log det (I + R^T K R),    K = sum_i J_i J_i^T / delta_i,  Lambda = R R^T
 
-Rows of R^T J belong to a sample and an output. With all of them this is exact (no blocks, no Kronecker factors), and as large as
-samples times outputs. Any division of the rows into parts can only raise the sum of their log-determinants (Fischer), so parts give a
-lower bound on the evidence; so do, in expectation, a random part of the samples or one random output of each, scaled up: an estimate of
-a lower bound whose cost does not depend on the number of outputs.
+Each row of R^T J belongs to a sample and an output. With all rows this is exact (no blocks, no Kronecker factors), and the
+matrix has samples times outputs rows. Dividing the rows into parts can only raise the sum of log-determinants (Fischer), so
+parts give a lower bound on the evidence. A random part of the samples, or one random output of each, scaled up, gives a lower
+bound in expectation. With one output the cost does not depend on the number of outputs.
 """
 
 import math
@@ -32,11 +32,11 @@ FULL = "the Laplace evidence with the full Gauss-Newton matrix"
 
 @dataclass(frozen=True)
 class Kernel:
-    """Evidence as a function of the prior, differentiable in it, at the weights and data it was taken at."""
+    """Evidence as a differentiable function of the prior, at fixed weights and data."""
 
     names: tuple[str, ...]
     kernels: tuple[Tensor, ...]  # R^T J_i J_i^T R of each path and part: (parts, rows, rows), at unit scale of the likelihood
-    weight: float  # of their log-determinants: all rows over those that were taken
+    weight: float  # factor of the log-determinants: all rows / rows taken
     square_norms: Tensor
     sizes: Tensor
     statistic: Tensor
@@ -61,7 +61,7 @@ class Kernel:
         return self.weight * scale * torch.stack(shares) / prior.log_precision.exp()
 
     def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
-        """The closed-form step of precisions and noise, in place (see ``Laplace.mackay``)."""
+        """The closed-form step for precisions and noise, in place (see ``Laplace.mackay``)."""
         count = self.samples * self.outputs
         with torch.no_grad():
             gamma = self.effective_parameters(prior)
@@ -88,9 +88,10 @@ def at(
     batch_size: int = 64,
     seed: int = 0,
 ) -> Kernel:
-    """The expensive pass: kernels of ``parts`` disjoint random parts of ``samples`` samples each (one of all, by default).
+    """The expensive pass: kernels of ``parts`` disjoint random parts of ``samples`` samples each (by default one part of all).
 
-    ``outputs="one"`` takes one random output of each sample: one backward pass in all. The log-likelihood is always that of all samples.
+    ``outputs="one"`` takes one random output of each sample: one backward pass in total. The log-likelihood always covers all
+    samples.
     """
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     refuse_batch_dependence(model)
@@ -100,7 +101,7 @@ def at(
     shown = Pass(model, data, likelihood, batch_size, partial(verify, model), memory=math.inf, alone=True)
     x = _chosen(shown, samples, parts, seed)
     size, width, per_part = shown.samples, shown.outputs, len(x) // parts
-    generator = torch.Generator().manual_seed(seed + 1)  # not the draws of the samples
+    generator = torch.Generator().manual_seed(seed + 1)  # independent of the choice of samples
     rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
     kernels: dict[str, list[Tensor]] = {name: [] for name in owned}
     for part in range(parts):
@@ -108,7 +109,7 @@ def at(
         for name, kernel in _kernels(model, x[inside], likelihood, None if rows is None else rows[inside], batch_size).items():
             kernels[name].append(kernel)
     return Kernel(
-        names=tuple(owned),  # in the order of the model, not of its forward pass: a fit's prior is one of this evidence too
+        names=tuple(owned),  # in the order of the model, not of its forward pass, so that a fit's prior fits here too
         kernels=tuple(torch.stack(kernels[name]).cpu() for name in owned),
         weight=size / len(x) * (1 if rows is None else width),
         square_norms=torch.stack([owned[name].double().square().sum() for name in owned]).cpu(),
@@ -131,14 +132,14 @@ def _bound(size: int, taken: int, parts: int, outputs: str) -> str | None:
 
 
 def _chosen(shown: Pass, samples: int | None, parts: int, seed: int) -> Tensor:
-    """The inputs of a random choice of samples, in random order, from a pass that goes over all."""
+    """The inputs of randomly chosen samples, in random order, from one pass over all samples."""
     size = size_of(shown.data)
     if size is None:
         raise ValueError("kernel evidence needs data whose length is known: pass tensors, a dataset, or a loader of one")
     check_seen(size, shown.data)
     per_part = size // max(parts, 1) if samples is None else samples
     if parts < 1 or per_part < 1 or per_part * parts > size:
-        raise ValueError(f"{parts} parts of {per_part} samples cannot be taken from {size}: ask for fewer, or smaller ones")
+        raise ValueError(f"{parts} parts of {per_part} samples cannot be taken from {size}: ask for fewer or smaller parts")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: per_part * parts]
     place = torch.full((size,), -1)
     place[order] = torch.arange(len(order))
@@ -149,7 +150,7 @@ def _chosen(shown: Pass, samples: int | None, parts: int, seed: int) -> Tensor:
         found |= {int(place[n]): row for n, row in zip(numbers.tolist(), x, strict=True) if place[n] >= 0}
     shown.finish()
     if not torch.isfinite(shown.statistic):
-        raise ValueError("the log-likelihood is not finite (NaN or Inf): look at the model's outputs on these data")
+        raise ValueError("the log-likelihood is not finite (NaN or Inf): check the model's outputs on these data")
     return torch.stack([found[i] for i in range(len(order))])
 
 
@@ -161,7 +162,7 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
         inside = slice(begin, begin + batch_size)
         root = likelihood.root if chosen is None else partial(_one_column, likelihood, chosen[inside])
         for name, (columns, g) in linearised(model, x[inside], root)[1].items():
-            if columns.shape[1] == 1:  # one position: its kernel is a product, without the gradients themselves
+            if columns.shape[1] == 1:  # one position: the kernel is a product, gradients are not needed
                 inputs.setdefault(name, []).append(columns[:, 0])
                 parts.setdefault(name, []).append(g[:, :, 0])
             else:
@@ -182,7 +183,8 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
     bad = [name for name, kernel in kernels.items() if not torch.isfinite(kernel).all()]
     if bad:
         raise ValueError(
-            f"the kernel of {bad[0]} overflowed {next(model.parameters()).dtype}: rescale the inputs or the targets, or use model.double()"
+            f"the kernel of {bad[0]} overflowed {next(model.parameters()).dtype}: rescale the inputs or the targets, "
+            "or use model.double()"
         )
     return kernels
 

@@ -24,12 +24,12 @@ from autosym.evidence.record import Evidence
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
-LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stop there: a path at 1e12 is gone
+LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stay inside: a path at 1e12 is gone
 
 
 @dataclass(frozen=True)
 class Laplace:
-    """Evidence as a function of the prior, at the weights and data it was taken at.
+    """Evidence as a function of the prior, at fixed weights and data.
 
     ``laplace(prior)`` is differentiable in ``prior.log_precision`` and, for a Gaussian, in ``likelihood.log_variance``.
     """
@@ -76,17 +76,17 @@ class Laplace:
     def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
         """MacKay's closed form, delta <- gamma / |w|^2 and sigma^2 <- SSE / (N D - gamma), in place.
 
-        It holds at a mode, so it moves only the fraction ``damping`` of the way in log space, at most ``trust`` nats. A path
-        whose weights or gamma are zero says nothing of its precision and is left alone.
+        It holds at a mode only, so a step goes the fraction ``damping`` of the way in log space, at most ``trust`` nats. The
+        precision of a path is left unchanged if its weights or its gamma are zero.
         """
         with torch.no_grad():
             gamma, count = self.effective_parameters(prior), self.samples * self.outputs
             closed_form_step(prior, self.likelihood, gamma, self.square_norms, self.curvature.statistic, count, damping, trust)
 
     def with_scales(self, prior: Prior, iterations: int = 3) -> "Laplace":
-        """EM steps for the scales of a Student-t prior, in place; returns the evidence with those scales.
+        """EM steps for the scales of a Student-t prior, in place; returns the evidence with the new scales.
 
-        With w' = tau^1/2 w the prior is isotropic again, so G' = tau^-1/2 G tau^-1/2 and |w'|^2 are all that changes.
+        With w' = tau^1/2 w the prior is isotropic again, so only G' = tau^-1/2 G tau^-1/2 and |w'|^2 change.
         """
         eigenvalues, square_norms = list(self.eigenvalues), self.square_norms.clone()
         bounds = [0.0] * len(self.names)
@@ -109,14 +109,12 @@ class Laplace:
         return replace(self, eigenvalues=tuple(eigenvalues), square_norms=square_norms)
 
     def _products(self) -> Iterator[Tensor]:
-        """Eigenvalues lambda mu of each path's blocks: (K, out, in). Formed when asked for: they are as many as parameters."""
+        """Eigenvalues lambda mu of each path's blocks: (K, out, in). Formed one at a time: there is one per parameter."""
         return (lam[:, :, None] * mu[:, None, :] for lam, mu in self.eigenvalues)
 
     def _check(self, prior: Prior) -> None:
         if prior.names != self.names:
-            raise ValueError(
-                f"this prior is over {prior.names}, the evidence over {self.names}: make it by Prior(evidence.names)"
-            )
+            raise ValueError(f"this prior is over {prior.names}, the evidence over {self.names}: use Prior(evidence.names)")
 
 
 def closed_form_step(
@@ -129,7 +127,10 @@ def closed_form_step(
     damping: float,
     trust: float,
 ) -> None:
-    """delta <- gamma / |w|^2 and sigma^2 <- SSE / (count - gamma), damped and within a trust region, in place; for any estimator."""
+    """delta <- gamma / |w|^2 and sigma^2 <- SSE / (count - gamma), damped and within a trust region, in place.
+
+    It serves any estimator.
+    """
     known = (gamma > 0) & (square_norms > 0)
     target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
     step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
@@ -138,7 +139,7 @@ def closed_form_step(
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:
-    """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` are those of ``curvature.kfac``."""
+    """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` go to ``autosym.curvature.kfac``."""
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     verified: Verified | None = options.get("verified")
     curvature = kfac(model, data, likelihood, **options)
@@ -159,10 +160,10 @@ def log_evidence(
 ) -> float:
     """The log marginal likelihood of ``model`` on all of ``data``, in nats, by Laplace at its present weights.
 
-    ``data`` is a pair of tensors (inputs, targets), a dataset or a loader. ``prior_precision`` is one precision, or one by name
-    of path. The model is any of torch's made of Linear, Conv1d and Conv2d, or one of autosym's. It should be trained with the same
-    prior: the approximation holds at a mode of the posterior. Noise is taken as given (``Gaussian(sigma_noise)``, 1 by
-    default), not learned: ``fit`` learns it. ``options`` are those of ``autosym.curvature.kfac``.
+    ``data`` is a pair of tensors (inputs, targets), a dataset or a loader. ``prior_precision`` is one number for all paths, or
+    one by name of path. The model is a torch model made of Linear, Conv1d and Conv2d, or one of autosym's. Train it with the
+    same prior: the approximation holds at a mode of the posterior. The noise is not learned but fixed at
+    ``Gaussian(sigma_noise)``, 1 by default; ``fit`` learns it. ``options`` go to ``autosym.curvature.kfac``.
     """
     evidence = at(model, data, likelihood, **options)
     return float(evidence(Prior(evidence.names, prior_precision)).log_evidence.detach())

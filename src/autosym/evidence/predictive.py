@@ -2,8 +2,8 @@
 
     f(x) ~ N(f(x; w*), J Sigma J^T),       Sigma = (kron(G, A) / sigma^2 + delta I)^-1 per path
 
-The likelihood makes the predictive of y from it (``Likelihood.predict``), in closed form or by Monte Carlo: a Gaussian adds its noise, a
-categorical one averages the softmax over f, by the probit approximation softmax(f / sqrt(1 + pi/8 v)) or by draws.
+The likelihood turns it into the predictive of y (``Likelihood.predict``), in closed form or by Monte Carlo. A Gaussian adds its
+noise. A categorical averages the softmax over f, by the probit approximation softmax(f / sqrt(1 + pi/8 v)) or by draws.
 """
 
 import math
@@ -25,8 +25,11 @@ Link = Literal["probit", "monte-carlo"]
 
 @dataclass(frozen=True)
 class Predictive:
-    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D). ``expected`` and ``variance`` are of y, noise included
-    (Gaussian, Poisson); ``probabilities`` (B, K) are of the classes (categorical, Bernoulli). What does not apply is None."""
+    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D).
+
+    ``expected`` and ``variance`` are the mean and variance of y, noise included (Gaussian, Poisson). ``probabilities`` (B, K)
+    are over classes (categorical, Bernoulli). Fields that do not apply are None.
+    """
 
     mean: Tensor
     covariance: Tensor
@@ -47,14 +50,14 @@ def predictive(
 ) -> Predictive:
     """The predictive at ``x``, from the decomposed curvature of the model (``Curvature.eigenvectors``).
 
-    ``link`` "probit" is the closed form of the likelihood, if it has one; "monte-carlo" takes ``samples`` draws of the outputs.
+    ``link`` "probit" uses the likelihood's closed form, if it has one. "monte-carlo" takes ``samples`` draws of the outputs.
     """
     if link not in ("probit", "monte-carlo"):
         raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
     refuse_batch_dependence(model)
     if not isinstance(x, Tensor):
         raise TypeError(
-            f"the inputs of the predictive are a {type(x).__name__}: give a tensor (B, ...), by torch.as_tensor of an array"
+            f"the inputs of the predictive are a {type(x).__name__}: give a tensor (B, ...), e.g. torch.as_tensor(array)"
         )
     if not len(x):
         raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
@@ -95,7 +98,7 @@ def _linearised(
 
 def _draws(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
     """(samples, B, D) from N(mean, covariance)."""
-    # One draw for all inputs: an input's probabilities do not depend on its batchmates.
+    # All inputs share the same noise, so that an input's probabilities do not depend on its batchmates.
     noise = torch.randn(samples, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt()[:, None, :]
@@ -104,7 +107,7 @@ def _draws(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of logits: accuracy and its standard error, the mean negative log-likelihood, and the calibration error of their softmax."""
+    """Scores of logits: accuracy, its standard error, mean negative log-likelihood, and calibration error of the softmax."""
 
     accuracy: float
     standard_error: float
@@ -113,7 +116,7 @@ class Scores:
 
 
 def scores(logits: Tensor, labels: Tensor) -> Scores:
-    """How well ``logits`` (B, D) tell the classes ``labels`` (B,)."""
+    """How well ``logits`` (B, D) predict the classes ``labels`` (B,)."""
     correct = (logits.argmax(1) == labels).double()
     error = float(correct.std(correction=0)) / math.sqrt(max(len(labels) - 1, 1))
     return Scores(
@@ -125,7 +128,8 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
     """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their counts."""
     if not isinstance(probabilities, Tensor):
         raise TypeError(
-            f"probabilities are a {type(probabilities).__name__}: give a tensor (N, classes), e.g. fit.predictive(x).probabilities"
+            f"probabilities are a {type(probabilities).__name__}: "
+            "give a tensor (N, classes), e.g. fit.predictive(x).probabilities"
         )
     confidence, correct, which = _binned(probabilities, labels, bins)
     gap = torch.zeros(bins, dtype=confidence.dtype, device=confidence.device).index_add_(0, which, correct - confidence)
@@ -133,14 +137,14 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> 
 
 
 def _binned(probabilities: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each sample the confidence, whether it is right (1) or wrong (0), and its bin."""
+    """For each sample its confidence, whether it is right (1) or wrong (0), and its bin."""
     confidence, predicted = probabilities.max(-1)
     correct = (predicted == labels.to(predicted.device)).to(confidence.dtype)
     return confidence, correct, (confidence * bins).long().clamp_max(bins - 1)
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[dict[str, float | None]]:
-    """The bins of ``calibration_error``: bounds, count, mean confidence and accuracy (None where there is no sample)."""
+    """The bins of ``calibration_error``: bounds, count, mean confidence and accuracy (None if a bin is empty)."""
     confidence, correct, which = _binned(probabilities, labels, bins)
     rows: list[dict[str, float | None]] = []
     for index in range(bins):

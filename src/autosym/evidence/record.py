@@ -9,8 +9,8 @@ from torch import Tensor
 class Evidence:
     """log p(D) ~ log_likelihood + log_prior - complexity, in nats over all ``samples``.
 
-    ``complexity`` is minus the log of the posterior's volume; ``occam`` (log_prior - complexity) is the price of the
-    parameters, never positive for Laplace at a mode. ``bound_of`` says what the value is a lower bound of, if of anything.
+    ``complexity`` is minus the log of the posterior's volume. ``occam`` (log_prior - complexity) is the price of the
+    parameters; it is never positive for Laplace at a mode. If the value is a lower bound, ``bound_of`` says of what.
     """
 
     log_likelihood: Tensor

@@ -1,8 +1,9 @@
 """The learned symmetry as numbers: for every layer and path its precision, effective parameters and share.
 
-The share of a path is the part of its layer's effective parameters that it holds, biases included: a free path whose own
-spatial bias is still in use breaks the symmetry, so it counts. It is not a number (NaN) for a path that is frozen, as a whole or in
-part, of which the evidence does not say all, and in a layer without effective parameters. Beside such a path a share is an upper bound.
+The share of a path is the part of its layer's effective parameters that it holds. Biases count: a free path whose spatial bias
+is still in use breaks the symmetry. The share is NaN if the path is frozen, as a whole or in part, because the evidence does
+not cover all of it. Shares of the other paths are then upper bounds. The share is also NaN in a layer without effective
+parameters.
 """
 
 import math
@@ -24,15 +25,16 @@ from autosym.nn.layers import Relaxed
 from autosym.nn.symmetrised import Range
 from autosym.runtime.tables import table
 
-WHOLE = 0.05  # of a network: what was in paths that break a planted symmetry, as a rule (docs/findings.md)
+WHOLE = 0.05  # share of a network: as a rule paths that break a planted symmetry hold less (docs/findings.md)
 
 
 @dataclass(frozen=True)
 class PathShare:
-    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors, omega); a free path ``keeps`` nothing.
+    """One path of one layer. A free path ``keeps`` nothing.
 
-    ``omega`` holds the inverse lengthscales of a sparse path: 0 is constant in space. A prior on omega (``learned_omega``) makes a layer
-    symmetric by omega, not by its share: look at ``equivariance_error``.
+    ``precision`` is by name of its parts (weights, biases, factors, omega). ``omega`` holds the inverse lengthscales of a
+    sparse path: 0 is constant in space. With a prior on omega (``learned_omega``) a layer becomes symmetric through omega, not
+    through its share: look at ``equivariance_error``.
     """
 
     layer: str
@@ -49,12 +51,12 @@ class PathShare:
 
 @dataclass(frozen=True)
 class Symmetry:
-    """Shares of every relaxed layer, in order, and the learned ranges of transformations (``averaging``); prints as a table."""
+    """Shares of every relaxed layer, in order, and learned ranges of transformations (``averaging``). Prints as a table."""
 
     paths: tuple[PathShare, ...]
     ranges: tuple[Range, ...] = ()
-    cautions: tuple[Caution, ...] = ()  # what must be known before they are relied on
-    simplified: bool = False  # whether paths without evidence were left out (``simplify``)
+    cautions: tuple[Caution, ...] = ()  # read them before relying on shares and ranges
+    simplified: bool = False  # whether ``simplify`` dropped the paths that the data do not support
     relaxed: bool = False  # whether the model is one that ``relax`` returned
 
     def __iter__(self) -> Iterator[PathShare]:
@@ -65,17 +67,17 @@ class Symmetry:
         return self._by_layer(self._breaking(None))
 
     def broken_share(self, group: str) -> dict[str, float]:
-        """By layer, the share of all paths that are not equivariant to ``group``, which is that of some path.
+        """By layer, the share of all paths that are not equivariant to ``group``. Some path must have this group.
 
-        A convolution beside a group convolution breaks the group; one over a larger group keeps it. So, it is assumed, does a symmetric
-        path that does not say what it keeps.
+        A plain convolution beside a group convolution breaks the group; a convolution over a larger group keeps it. A symmetric
+        path that does not say what it keeps is assumed to keep it too.
         """
         return self._by_layer(self._breaking(group))
 
     def network_share(self, group: str | None = None) -> float:
-        """The part of the effective parameters of all relaxed layers that free paths hold, or all that break ``group``.
+        """The part of all relaxed layers' effective parameters that lies in free paths, or in all paths that break ``group``.
 
-        NaN where a share is, or there is nothing to share.
+        NaN if any share is NaN, or if there are no effective parameters.
         """
         if any(math.isnan(path.share) for path in self.paths):
             return math.nan
@@ -83,9 +85,9 @@ class Symmetry:
         return sum(path.effective_parameters for path in self._breaking(group)) / whole if whole else math.nan
 
     def broken(self) -> dict[str, float]:
-        """``network_share``: "free", and of each group that every layer has a path for. Empty where shares do not tell.
+        """``network_share`` of "free" paths, and for each group that every layer has a path for.
 
-        That is where one is not a number, and under a prior on omega, which makes paths symmetric whatever they hold.
+        Empty if shares are not informative: if one is NaN, or with a prior on omega, which makes paths symmetric at any share.
         """
         if math.isnan(self.network_share()) or any(path.learned_omega for path in self.paths):
             return {}
@@ -94,7 +96,7 @@ class Symmetry:
         return {"free": self.network_share(), **{group: self.network_share(group) for group in full}}
 
     def optional(self) -> list[PathShare]:
-        """The paths that break a symmetry which another path of their layer keeps, as far as they have a share (``simplify``)."""
+        """The paths that break a symmetry which another path of their layer keeps, and whose share is known (``simplify``)."""
 
         def breaks(path: PathShare, other: PathShare) -> bool:
             kept = path.symmetric and (not other.keeps.group or other.keeps.group in path.keeps)
@@ -107,7 +109,7 @@ class Symmetry:
 
     def _breaking(self, group: str | None) -> list[PathShare]:
         if group is not None and group not in self._groups():
-            raise ValueError(f"no layer has a path for {group!r}; those there are: {', '.join(self._groups()) or 'none'}")
+            raise ValueError(f"no layer has a path for {group!r}; groups with a path: {', '.join(self._groups()) or 'none'}")
         return [path for path in self.paths if not (path.symmetric and (group is None or group in path.keeps))]
 
     def _by_layer(self, some: Sequence[PathShare]) -> dict[str, float]:
@@ -117,7 +119,7 @@ class Symmetry:
         return shares
 
     def as_dicts(self) -> list[dict]:
-        """Ready for JSON: a share that is not a number is None."""
+        """Ready for JSON: a share of NaN becomes None."""
         return [
             asdict(path)
             | {"share": None if math.isnan(path.share) else path.share}
@@ -134,8 +136,8 @@ class Symmetry:
     def _table(self) -> str:
         if not self.paths and self.relaxed:
             return (
-                "no relaxed layer: autosym.relax found nothing to relax, as model.relaxation says; take a network with convolutions, or "
-                "build one by autosym.nn.build"
+                "no relaxed layer: autosym.relax found nothing to relax, model.relaxation says why; take a network with "
+                "convolutions, or build one by autosym.nn.build"
             )
         if not self.paths:
             return "no relaxed layer: make them by autosym.relax(model, example), or build a network by autosym.nn.build"
@@ -148,12 +150,12 @@ class Symmetry:
         broken = [f"{share:.1%} {'free' if name == 'free' else f'break {name}'}" for name, share in self.broken().items()]
         said = [f"of all effective parameters: {', '.join(broken)}"] if broken else []
         if not self.simplified and self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:
-            said.append("what that is worth: autosym.simplify(fit, data)")
+            said.append("to see what they are worth: autosym.simplify(fit, data)")
         return "\n".join([table(rows, "<<<<>>"), *said])
 
 
 def from_dicts(rows: Sequence[Mapping[str, Any]]) -> tuple[PathShare, ...]:
-    """The paths that ``Symmetry.as_dicts`` wrote: None is not a number."""
+    """The paths that ``Symmetry.as_dicts`` wrote: None becomes NaN."""
     found = []
     for row in rows:
         known = {field.name: row[field.name] for field in fields(PathShare) if field.name in row}
@@ -165,14 +167,14 @@ def from_dicts(rows: Sequence[Mapping[str, Any]]) -> tuple[PathShare, ...]:
 
 @dataclass(frozen=True)
 class Effective:
-    """Effective parameters by name of path, how many parameters of each the evidence covers, and how many the model has."""
+    """By name of path: effective parameters, how many parameters the evidence covers, and how many the model has."""
 
     gammas: Mapping[str, float]
     covered: Mapping[str, float]
     present: Mapping[str, int]
 
     def share(self, layer: str, *stems: str) -> float:
-        """gamma of all under ``stems`` over that of their layer; NaN where the evidence does not cover all of them."""
+        """gamma of everything under ``stems``, over gamma of their layer; NaN if the evidence does not cover all of it."""
         total = _under(self.gammas, layer)
         known = total > 0 and 0 < _under(self.covered, *stems) == _under(self.present, *stems)
         return _under(self.gammas, *stems) / total if known else math.nan
@@ -183,7 +185,7 @@ def _under(numbers: Mapping[str, float], *stems: str) -> float:
 
 
 def effective(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Effective:
-    """What the evidence determined of a model."""
+    """Effective parameters of a model under ``prior``."""
     gammas, sizes = (
         dict(zip(laplace.names, t.tolist(), strict=True)) for t in (laplace.effective_parameters(prior), laplace.sizes)
     )

@@ -4,8 +4,9 @@
     log p(D) >= E_q log p(D | W) - sum over paths of KL(q || N(0, I / delta))
     KL = 1/2 [ delta (|L_S|^2 |L_A|^2 + |M|^2) - d - d log delta ] - in log det L_S - out log det L_A
 
-L_S (out, out) is lower and L_A (in, in) upper triangular, one of each for every block of a path, both learned. Precisions and the
-variance of a Gaussian have closed forms. Unlike Laplace it needs no mode and no curvature, only samples of the log-likelihood.
+L_S (out, out) is lower and L_A (in, in) upper triangular. Every block of a path has one of each, and both are learned.
+Precisions and the variance of a Gaussian have closed forms. Unlike Laplace, this needs no mode and no curvature, only samples
+of the log-likelihood.
 """
 
 import math
@@ -25,7 +26,7 @@ from autosym.runtime.batching import Data
 
 
 class MatrixNormal(nn.Module):
-    """q(W) of one path's weight (K, out, in). It starts at the weight itself, with standard deviation ``std`` of each entry."""
+    """q(W) of one path's weight (K, out, in). Its mean starts at the weight, with standard deviation ``std`` of each entry."""
 
     def __init__(self, weight: Tensor, std: float = 0.01):
         super().__init__()
@@ -48,7 +49,7 @@ class MatrixNormal(nn.Module):
 
     def expected_square(self) -> Tensor:
         """E |W|^2 = |M|^2 + sum_k |L_S|^2 |L_A|^2."""
-        rows, columns = (L.square().sum((1, 2)) for L in self.factors())  # (the slope of prod() would wait for the device)
+        rows, columns = (L.square().sum((1, 2)) for L in self.factors())  # not prod(): its gradient waits for the device
         return self.mean.square().sum() + (rows * columns).sum()
 
     def entropy(self) -> Tensor:
@@ -59,7 +60,7 @@ class MatrixNormal(nn.Module):
 
 
 class Posterior(nn.Module):
-    """q over all weights of a model made of paths (or torch's Linear and Conv), and the precision delta of each path's prior."""
+    """q over all weights of a model made of paths (or torch's Linear and Conv), and the prior precision delta of each path."""
 
     log_precision: Tensor
     sizes: Tensor
@@ -68,7 +69,7 @@ class Posterior(nn.Module):
         super().__init__()
         owned = sites(model)
         by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.names = tuple(by_identity[id(site.parameter)] for site in owned)  # as torch.func.functional_call takes them
+        self.names = tuple(by_identity[id(site.parameter)] for site in owned)  # the names that torch.func.functional_call takes
         self.shapes = tuple(site.parameter.shape for site in owned)
         self.parts = nn.ModuleList(MatrixNormal(_blocks(site.parameter), std) for site in owned)
         start = torch.full((len(owned),), math.log(precision), dtype=torch.float64, device=owned[0].parameter.device)
@@ -79,7 +80,7 @@ class Posterior(nn.Module):
         return list(self.parts)  # type: ignore[arg-type]
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Weight-space sampling: ``count`` sets of weights (count, *shape), by name; for vmap of torch.func.functional_call."""
+        """Weight-space sampling: ``count`` sets of weights (count, *shape), by name, for vmap of torch.func.functional_call."""
         drawn = (part.sample(count, generator) for part in self._parts())
         return {
             name: weights.reshape(count, *shape) for name, shape, weights in zip(self.names, self.shapes, drawn, strict=True)
@@ -93,10 +94,11 @@ class Posterior(nn.Module):
 
     @contextmanager
     def local(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """Local sampling: paths add noise of their own to every sample's output, y = M x + |L_A x| L_S e; yields the means to call with.
+        """Local sampling, y = M x + |L_A x| L_S e: paths add separate noise to every sample's output.
 
-        The same in distribution for each sample by itself, with less noise in gradients. It needs paths at one position (S = 1):
-        positions that share a weight share its noise.
+        Yields the means, to call the model with. For a single sample the distribution is the same as in weight-space sampling,
+        with less noise in gradients. It needs paths at one position (S = 1), because positions that share a weight share its
+        noise.
         """
         modules = dict(model.named_modules())
         hooks = []
@@ -122,8 +124,8 @@ class Posterior(nn.Module):
     def evidence(self, log_likelihood: Tensor, samples: int, hidden: Sequence[int] = ()) -> Evidence:
         """The bound, given E_q log p(D | W) over all ``samples``.
 
-        ``hidden`` are numbers of units that can be permuted without changing the network: q sits at one of n! equal modes for each,
-        so that log n! may be added. It assumes that the modes do not overlap, and is left out by default.
+        ``hidden`` lists layer widths n whose units can be permuted without changing the network. q sits at one of n! equal
+        modes for each, so log n! may be added. This assumes that the modes do not overlap, and is left out by default.
         """
         square = torch.stack([part.expected_square() for part in self._parts()]).to(self.log_precision)
         entropy = torch.stack([part.entropy() for part in self._parts()]).sum().to(self.log_precision)
@@ -146,7 +148,7 @@ def _log_prior(square: Tensor, sizes: Tensor, log_precision: Tensor) -> Tensor:
 
 
 def _blocks(weight: Tensor) -> Tensor:
-    """A parameter as (K, out, in): that of a path is; torch's are one matrix, filters are rows, a bias is one column."""
+    """A parameter as (K, out, in), as a path's weight is. torch's are one matrix: filters are rows, a bias is one column."""
     return weight if weight.dim() == 3 else weight.reshape(1, len(weight) if weight.dim() else 1, -1)
 
 
@@ -187,7 +189,7 @@ def at(
     hidden: Sequence[int] = (),
     batch_size: int = 1000,
 ) -> Evidence:
-    """An unbiased estimate of the bound over all of ``data``, by ``count`` sets of weights for all of it."""
+    """An unbiased estimate of the bound over all of ``data``, from ``count`` sets of weights, the same for all samples."""
     likelihood = likelihoods.of(likelihood)
     shown, weights = Pass(model, data, likelihood, batch_size, alone=True), posterior.sample(count)
     total = torch.zeros((), dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""What was learned, decided: a verdict for each layer and for the network, and cautions. No words: those are in ``report.words``.
+"""Decides what was learned: a verdict for each layer and for the network, and cautions. The words are in ``report.words``.
 
     share < 1 %: strict        < 5 %: nearly        else: mixed
 
-The share is the part of a layer's effective parameters in its free paths. In a layer without free paths that has plain convolutions
-beside group convolutions it is the part in the plain ones, and the symmetry is that of the group. A free sparse path whose inverse
-lengthscales were learned and are all below 0.01 is constant in space: it breaks nothing, whatever its share. If the evidence is not above
-that of guessing, or a layer has less than one effective parameter, shares tell nothing, and are not judged.
+The share is the part of a layer's effective parameters in its free paths. If a layer has no free path, but plain convolutions
+beside group convolutions, the share is the part in the plain ones, and the symmetry is the group's. A free sparse path is
+constant in space if its inverse lengthscales were learned and are all below 0.01. Such a path breaks nothing, whatever its
+share. Shares are not judged if the evidence is not above guessing, or if a layer has less than one effective parameter.
 """
 
 import math
@@ -18,24 +18,24 @@ from autosym.evidence.cautions import Caution, Dead, Guessing, Little, Moving, O
 from autosym.evidence.shares import PathShare
 from autosym.linear.path import INTERPOLATION, Kept
 
-STRICT, NEARLY = 0.01, 0.05  # of a layer's effective parameters, in paths that break its symmetry
-CONSTANT = 0.01  # an inverse lengthscale below it is constant in space
-FEWEST = 1.0  # effective parameters of a layer that can be judged
-LITTLE = 0.2  # better than guessing: planted comparisons above it were right, many of those below were not (docs/findings.md)
-RISING = 0.05  # of the span of the evidence, and at least LEAST: a larger rise in the last quarter of its steps is not settled
-UNSTEADY = 0.02  # of the evidence, and at least NOISE: a larger loss since an earlier step is not noise of sampled curvature
+STRICT, NEARLY = 0.01, 0.05  # upper limits of the share of paths that break a layer's symmetry
+CONSTANT = 0.01  # a path with an inverse lengthscale below it is constant in space
+FEWEST = 1.0  # a layer with fewer effective parameters is not judged
+LITTLE = 0.2  # gain over guessing: above it planted comparisons were right, below it many were wrong (docs/findings.md)
+RISING = 0.05  # part of the span of the evidence, at least LEAST: with a larger rise at its last steps it is not settled
+UNSTEADY = 0.02  # part of the evidence, at least NOISE: a larger loss since an earlier step is not noise of sampled curvature
 LEAST, NOISE = 1.0, 3.0  # nats
-MOVING = 0.05  # of a range: a larger move in the last quarter of its steps is not settled
+MOVING = 0.05  # part of a range: if it moves more in the last quarter of its steps it is not settled
 
-UNESTABLISHED = (OneClass, Guessing)  # cautions that leave nothing to judge
+UNESTABLISHED = (OneClass, Guessing)  # with one of these cautions there is nothing to judge
 Judgement = Literal["fixed", "unknown", "free", "held", "guess", "unused", "constant", "strict", "nearly", "mixed"]
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a fit beside its shares; None is not known. ``classes`` is None where targets are no classes.
+    """What is known about a fit beside its shares; None means not known. ``classes`` is None if targets are not classes.
 
-    ``fingerprint`` begins with the sums of labels and of their squares; ``learned`` is whether precisions were learned at all.
+    ``fingerprint`` begins with the sums of labels and of their squares. ``learned``: whether precisions were learned at all.
     """
 
     log_evidence: float | None = None
@@ -49,10 +49,10 @@ class Known:
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """What was decided of one relaxed layer, the ``number``-th.
+    """The verdict on one relaxed layer, the ``number``-th.
 
-    ``share`` is in paths that break its symmetry (None: not known), ``keeps`` what it keeps without them, up to its ``limits``. ``breaks``
-    are the groups that its plain convolutions break, where no path is free.
+    ``share`` is the share of paths that break its symmetry (None: not known). ``keeps`` is what it keeps without them, up to
+    its ``limits``. If no path is free, ``breaks`` lists the groups that its plain convolutions break.
     """
 
     number: int
@@ -66,18 +66,18 @@ class LayerVerdict:
 
     @property
     def up_to(self) -> tuple[str, ...]:
-        """What limits the symmetry that it keeps."""
+        """What limits the symmetry that the layer keeps."""
         return self.limits if self.keeps.groups else self.shifts_up_to
 
     @property
     def shifts_up_to(self) -> tuple[str, ...]:
         """What limits equivariance to translations."""
-        return tuple(limit for limit in self.limits if limit != INTERPOLATION)  # which concerns groups alone
+        return tuple(limit for limit in self.limits if limit != INTERPOLATION)  # interpolation concerns groups only
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was decided of a network. ``cautions`` belong beside a table of its shares, ``beside_headline()`` beside a headline."""
+    """The verdict on a network. Print ``cautions`` beside a table of its shares, ``beside_headline()`` beside a headline."""
 
     layers: tuple[LayerVerdict, ...]
     learned: bool
@@ -85,18 +85,18 @@ class Verdict:
 
     @property
     def nothing(self) -> OneClass | Guessing | None:
-        """Why nothing was learned, if so."""
+        """Why nothing was learned, or None if something was."""
         found = (caution for caution in self.cautions if isinstance(caution, UNESTABLISHED))
         return next(found, None) if self.learned else None
 
     def beside_headline(self) -> tuple[Caution, ...]:
-        """The cautions that a headline does not say itself; without layers none of shares."""
+        """The cautions that a headline does not state itself. Without layers, cautions about shares are left out."""
         left_out = (*UNESTABLISHED, Unused) if self.layers else (*UNESTABLISHED, OneStep, Unsteady, Rising)
         return tuple(caution for caution in self.cautions if not isinstance(caution, left_out))
 
 
 def verdict(paths: Sequence[PathShare], known: Known, limits: Mapping[str, Sequence[str]] | None = None) -> Verdict:
-    """Of the relaxed layers with these paths, which keep their symmetry up to ``limits``, by name of layer."""
+    """The verdict on the relaxed layers with these paths. They keep their symmetry up to ``limits``, by name of layer."""
     found = cautions(paths, known)
     guess = any(isinstance(caution, UNESTABLISHED) for caution in found)
     return Verdict(layers(paths, known.learned, limits, guess), known.learned, found)
@@ -111,7 +111,10 @@ def layers(
     limits: Mapping[str, Sequence[str]] | None = None,
     guess: bool = False,
 ) -> tuple[LayerVerdict, ...]:
-    """The relaxed layers in order. Shares tell nothing if precisions were not ``learned``, or the network is no better than a ``guess``."""
+    """The relaxed layers in order.
+
+    Shares are not judged if precisions were not ``learned``, or if the network is not better than a ``guess``.
+    """
     found = []
     for number, (name, group) in enumerate(groupby(paths, key=lambda path: path.layer), 1):
         own = tuple(group)
@@ -168,7 +171,7 @@ def _keeps(paths: Sequence[PathShare]) -> Kept:
 
 
 def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
-    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled."""
+    """What to print beside every table of shares and ranges: that nothing is established, or not yet settled."""
     one = _one_class(known)
     if one or not known.learned:
         return (one,) if one else ()
@@ -182,12 +185,12 @@ def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
 
 
 def gained(log_evidence: float, samples: int, classes: int) -> float:
-    """1 - log p(D) / N log(1/K): the part of what guessing one of K classes leaves to explain that a model explains."""
+    """1 - log p(D) / (N log(1/K)): guessing one of K classes gives 0, a certain and right model 1."""
     return 1 - log_evidence / (-samples * math.log(classes)) if classes > 1 else 1.0
 
 
 def _told_apart(known: Known, dead: Dead | None) -> Guessing | Little | None:
-    """Whether the evidence is not, or hardly, above that of guessing: what the data say so little of looks symmetric."""
+    """Whether the evidence is not, or hardly, above guessing. Data that say so little make a network look symmetric."""
     if known.log_evidence is None or not known.samples or not known.classes:
         return None
     part = gained(known.log_evidence, known.samples, known.classes)
@@ -216,19 +219,19 @@ def _dead(paths: Sequence[PathShare], known: Known) -> Dead | None:
 
 
 def _unsettled(known: Known) -> OneStep | Unsteady | Rising | None:
-    """Whether the evidence was still rising when precisions were learned for the last time, or had been better before."""
+    """Whether the evidence still rose when precisions were learned for the last time, or was better at an earlier step."""
     steps = [line for line in known.history if line.get("log_evidence") is not None]
     values = [line["log_evidence"] for line in steps]
     if len(values) < 2:
         return OneStep() if values else None
     best, last = max(steps, key=lambda line: line["log_evidence"]), values[-1]
     behind, few = max(values) - last, max(NOISE, UNSTEADY * abs(max(values)))
-    end = known.log_evidence  # after the last step, so better where all is well
+    end = known.log_evidence  # taken after the last step, so better if all is well
     lost = behind if end is None else min(behind, max(values) - end)
     if lost > few:
         return Unsteady(best["epoch"], lost, known.lr)
     late = values[-max(2, len(values) // 4) :]
-    half = len(late) // 2  # means, as each value is of sampled curvature
+    half = len(late) // 2  # compare means, because sampled curvature makes each value noisy
     rise = sum(late[half:]) / (len(late) - half) - sum(late[:half]) / half
     settled = rise <= max(LEAST, RISING * (max(values) - min(values))) or behind > few
     return None if settled else Rising(rise)
