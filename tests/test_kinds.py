@@ -46,7 +46,7 @@ def test_what_is_neither_a_fit_nor_a_model(entry):
 
 @pytest.mark.parametrize("given", [small(), None, {}], ids=["model", "none", "dict"])
 def test_simplify_of_what_is_no_fit(given):
-    message = rf"simplify takes the Fit that autosym.fit returned, got a {type(given).__name__}: .*autosym.fit\(model, data\)"
+    message = rf"simplify takes a Fit, as autosym.fit returns, got a {type(given).__name__}: .*autosym.fit\(model, data\)"
     with pytest.raises(TypeError, match=message):
         autosym.simplify(given, DATA)
 

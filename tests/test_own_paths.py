@@ -155,7 +155,7 @@ def test_what_sets_own_paths_apart_is_said(fit, monkeypatch):
     monkeypatch.setattr(fit.model[0]["low rank"].up, "factored", False)
     assert "products of two factors" not in warnings()
     monkeypatch.setattr(fit.model[0]["low rank"].up, "understated", True)
-    assert "free: the Kronecker curvature of Dense is smaller" in warnings()
+    assert "free: the Kronecker curvature of Dense, relative to the exact one, is smaller" in warnings()
 
 
 # ---- curvature

@@ -357,8 +357,8 @@ def test_the_record_prints():
 @pytest.mark.parametrize(
     ("make", "pairs", "options", "error", "message"),
     [
-        (lambda: small(), None, {}, ValueError, "pass data, or the Fit"),
-        (lambda: nn.Linear(3, 2), (torch.randn(4, 3), labels(4)), {}, ValueError, "no path of autosym's"),
+        (lambda: small(), None, {}, ValueError, "pass data, or a Fit"),
+        (lambda: nn.Linear(3, 2), (torch.randn(4, 3), labels(4)), {}, ValueError, "no autosym path"),
         (lambda: small(), (torch.randn(4, 2, 4, 4), labels(4)), {"tolerance": 1.5}, ValueError, "tolerance"),
         (lambda: small(), (torch.randn(0, 2, 4, 4), labels(0)), {}, ValueError, "empty"),
         (lambda: small(), (torch.randn(4, 2, 4, 4), labels(4) + 5), {}, ValueError, "labels run from 5"),

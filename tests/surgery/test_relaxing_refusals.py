@@ -69,7 +69,7 @@ def test_outputs_examples_and_models_that_do_not_suit():
     refused("one tensor of floating point", LeNet(), torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
     refused("example is empty", LeNet(), torch.zeros(0, 1, 16, 16))
     refused("one tensor of floating point", nn.Linear(4, 2), torch.zeros(4))
-    refused("is example a batch, and not one sample", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(0)), torch.randn(1, 6, 6))
+    refused("is example one sample instead of a batch", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(0)), torch.randn(1, 6, 6))
     with pytest.raises(TypeError, match="the model is a int"):
         autosym.relax(3, torch.zeros(2, 3))
     with pytest.raises(TypeError, match="paths is None: name the free path"):

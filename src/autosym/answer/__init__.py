@@ -1,1 +1,1 @@
-"""What was found: measured equivariance, and which model the data ask for."""
+"""The answers: how equivariant a model is, as measured, and which model the data support."""

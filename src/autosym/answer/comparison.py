@@ -1,9 +1,9 @@
-"""Which model do the data ask for? Posterior probabilities of models, by their evidence.
+"""Which model do the data support? Posterior probabilities of models, from their evidence.
 
     p(M_i | D) = p(D | M_i) / sum_j p(D | M_j)          under equal prior odds
 
-One nat is a factor of e in the odds. The numbers are as good as the approximation of the evidence: what would make them misleading is
-refused (other data, another likelihood) or said in a warning beside the model that it concerns.
+One nat is a factor of e in the odds. The numbers are only as good as the approximation of the evidence. Models with different
+data or likelihoods are refused. A warning beside a model names anything else that may mislead.
 """
 
 import math
@@ -28,10 +28,10 @@ from autosym.training.fitting import fit
 
 @dataclass(frozen=True)
 class Compared:
-    """One model of a comparison. ``difference`` is to the best, in nats, never positive; ``probability`` is of equal prior odds.
+    """One model of a comparison. ``difference`` is to the best, in nats, never positive; ``probability`` assumes equal prior odds.
 
-    ``short_of_mode`` estimates by how many nats the log posterior would still rise (None where no data were given to measure it);
-    ``unlearned`` by how many the evidence would, if precisions took one more closed-form step at these weights.
+    ``short_of_mode`` estimates how many nats the log posterior would still rise (None without data to measure it).
+    ``unlearned`` estimates how many nats the evidence would rise if precisions took one more closed-form step at these weights.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models in the order of their evidence, the best first; prints as a table. ``fits`` are the fits by name, as given or made."""
+    """Models ordered by their evidence, the best first; prints as a table. ``fits`` holds the fit of each model by name."""
 
     models: tuple[Compared, ...]
     fits: Mapping[str, Fit] = field(repr=False)
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All of them, each with the name of its model."""
+        """All warnings, each with the name of its model."""
         return tuple(f"{model.name}: {warning}" for model in self.models for warning in model.warnings)
 
     def __str__(self) -> str:
@@ -82,12 +82,13 @@ def compare(
 ) -> Comparison:
     """p(M_i | D) of several fits, or models, of the same data, by name (or numbered from 0).
 
-    Fits are compared as they are; a model is first trained, in place, by ``fit(model, data, **options)``. With ``data``, which are then
-    those of every candidate, it is also measured how far the weights are from a mode of the posterior, where Laplace holds.
+    Fits are compared as they are. A model is first trained, in place, by ``fit(model, data, **options)``. ``data`` must be the
+    data of every candidate. With them, compare also measures how far the weights are from a mode of the posterior, where the
+    Laplace approximation holds.
     """
     if isinstance(candidates, (Fit, nn.Module, str)) or not hasattr(candidates, "__iter__"):
         raise TypeError(
-            f"compare takes several fits or models, got one {type(candidates).__name__}: give a list, or a dict by name, "
+            f"compare takes several fits or models, got one {type(candidates).__name__}: give a list, or a dict by name, e.g. "
             "compare({'one': fit, 'two': other})"
         )
     named = dict(candidates) if isinstance(candidates, Mapping) else {str(i): c for i, c in enumerate(candidates)}
@@ -102,13 +103,13 @@ def compare(
             f"{', '.join(models)}: a model is trained before it is compared, so give its data: compare(models, data)"
         )
     if options and not models:
-        raise TypeError(f"{', '.join(options)}: options are for training models, but these are fits already")
+        raise TypeError(f"{', '.join(options)}: options are for training models, but these are fits already: leave them out")
     fits = {name: c if isinstance(c, Fit) else fit(c, _given(data), **options) for name, c in named.items()}
     return judged(fits, data)
 
 
 def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
-    """p(M_i | D) of fits by name, one or more, after all checks of ``compare``."""
+    """p(M_i | D) of one or more fits by name, after the checks of ``compare``."""
     _refuse_other_data(fits)
     values = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
     short = {name: None if data is None else short_of_mode(f, data) for name, f in fits.items()}
@@ -125,15 +126,15 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
 
 
 def probabilities(log_evidences: Sequence[float]) -> list[float]:
-    """Posterior probabilities of models at equal prior ones."""
+    """Posterior probabilities of models with equal prior probabilities."""
     return torch.tensor(log_evidences, dtype=torch.float64).softmax(0).tolist()
 
 
 def short_of_mode(fitted: Fit, data: Data) -> float:
     """1/2 g^T H^-1 g, with g the gradient of the log posterior and H its Kronecker-factored curvature: a Newton step's gain, in nats.
 
-    To second order the log joint, and so the Laplace evidence, of the nearest mode is larger by this, if paths are independent, as H has
-    it: it is summed over them. (Exact where the curvature is.) ``data`` are those of the fit.
+    To second order, the log joint at the nearest mode is larger by this amount, and so is the Laplace evidence. H treats paths as
+    independent, so the gain is a sum over paths. It is exact if the curvature is. ``data`` must be the data of the fit.
     """
     gradients = _likelihood_gradients(fitted, data)
     precision, scale = fitted.prior.precision(), float(fitted.likelihood.scale().detach())
@@ -147,7 +148,7 @@ def short_of_mode(fitted: Fit, data: Data) -> float:
 
 
 def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
-    """The gradient of the log-likelihood of all data at unit scale, by name of path."""
+    """The gradient of the log-likelihood of all data at unit scale, by path name."""
     owned = {site.name: site.parameter for site in sites(fitted.model)}
     fitted.check_weights()
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
@@ -162,14 +163,14 @@ def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     at = fitted.laplace.curvature
     if shown.samples != at.samples or not alike(shown.fingerprint, at.fingerprint):
         raise ValueError(
-            f"these {shown.samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
-            "fitted to, or none"
+            f"these {shown.samples} samples are not the {at.samples} that the evidence was computed on: pass the data that every "
+            "candidate was fitted to, or no data"
         )
     return sums
 
 
 def _unlearned(fitted: Fit) -> float:
-    """How much the evidence would gain, at these weights, by one closed-form step of all precisions (the noise stays)."""
+    """How much the evidence would gain at these weights from one closed-form step of all precisions (the noise stays)."""
     gamma, norms = fitted.laplace.effective_parameters(fitted.prior), fitted.laplace.square_norms
     prior = Prior(list(fitted.prior.names), 1.0, fitted.prior.nu)
     prior.scales, prior.mixture_bound = fitted.prior.scales, fitted.prior.mixture_bound
@@ -186,18 +187,18 @@ def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
         if one.likelihood.name != other.likelihood.name:
             raise ValueError(
                 f"{first} has a {one.likelihood.name} likelihood, {name} a {other.likelihood.name} one: a density and a probability "
-                "are not of the same data; fit both with one likelihood"
+                "cannot be compared; fit both with one likelihood"
             )
         counts = [(f.evidence.samples, f.laplace.curvature.outputs) for f in (one, other)]
-        classes = likelihoods.classes(one.likelihood, counts[0][1])  # a model may have outputs for classes that the data lack
+        classes = likelihoods.classes(one.likelihood, counts[0][1])  # models may have outputs for classes that the data lack
         if counts[0][0] != counts[1][0] or (classes is None and counts[0][1] != counts[1][1]):
             raise ValueError(
                 f"{first} was fitted to {counts[0][0]} samples with {counts[0][1]} outputs, {name} to {counts[1][0]} with "
-                f"{counts[1][1]}: evidence is comparable for the same data only"
+                f"{counts[1][1]}: evidence can be compared only on the same data; fit both to them"
             )
         if not alike(one.laplace.fingerprint, other.laplace.fingerprint, TARGETS):
             raise ValueError(
-                f"{first} and {name} were fitted to different targets: evidence is comparable for the same data only"
+                f"{first} and {name} were fitted to different targets: evidence can be compared only on the same data; fit both to them"
             )
 
 
@@ -216,18 +217,18 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
         return sorted({type(path).__name__ for path in _paths(f) if path.understated})
 
     if own.schedule.sampled_end and rest(lambda f: f.schedule.sampled_end):
-        yield "its curvature is sampled (sampled_end), which makes the evidence too large; that of others is exact"
+        yield "its curvature is sampled (sampled_end), which makes the evidence too large; other models have exact curvature"
     if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):
-        yield f"its value is a lower bound of {own.evidence.bound_of}, that of others is an estimate"
+        yield f"its value is a lower bound of {own.evidence.bound_of}; other models have an estimate"
     if own.schedule.step == "none" and rest(lambda f: f.schedule.step):
-        yield "its precisions were not learned (step='none'), those of others were: it may be its prior that is compared"
+        yield "its precisions were not learned (step='none'), but other models learned theirs: its prior may decide the comparison"
     if factored(own) and rest(factored):
-        yield "it has maps that are products of two factors, others have not: Laplace depends on the parametrisation"
+        yield "it has maps that are products of two factors, other models have none: Laplace depends on the parametrisation"
     if understated(own) and rest(understated):
         kinds = ", ".join(understated(own))
-        yield f"the Kronecker curvature of {kinds} is smaller, against the exact one, than that of others (docs/evidence.md)"
+        yield f"the Kronecker curvature of {kinds}, relative to the exact one, is smaller than in other models (docs/evidence.md)"
     if not all(alike(own.laplace.fingerprint, f.laplace.fingerprint) for f in others.values()):
-        yield "its inputs are not those of others (scaled or cut otherwise?): make sure that they are the same samples"
+        yield "its inputs differ from the inputs of other models (scaled or cropped?): make sure that they are the same samples"
 
 
 def _paths(fitted: Fit) -> list[Path]:
@@ -235,18 +236,21 @@ def _paths(fitted: Fit) -> list[Path]:
 
 
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
-    """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
+    """Warnings if the model learned nothing, or if more training could gain more than ``margin``.
+
+    ``margin`` is the distance to the best model; for the best one, its lead over the second.
+    """
     classes = likelihoods.classes(fitted.likelihood, fitted.laplace.curvature.outputs)
     if classes is not None:
         part = verdicts.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
         if part < 0:
-            yield f"its evidence is below that of guessing one of {classes} classes: it explains nothing (yet); train longer"
+            yield f"its evidence is lower than for guessing one of {classes} classes, so it explains nothing (yet): train longer"
         elif part < verdicts.LITTLE:
-            yield f"its evidence is {part:.0%} better than guessing one of {classes} classes, little: a simpler model may win by not trying"
+            yield f"its evidence is only {part:.0%} better than guessing one of {classes} classes: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
-        yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
+        yield f"its weights are about {short:.3g} nats short of a mode, more than the margin of {margin:.3g} nats: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):
-        yield f"its precisions could still gain {unlearned:.3g} nats, more than the {margin:.3g} that decide: train longer"
+        yield f"its precisions could still gain {unlearned:.3g} nats, more than the margin of {margin:.3g} nats: train longer"
 
 
 def _given(data: Data | None) -> Data:

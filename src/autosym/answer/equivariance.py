@@ -2,8 +2,8 @@
 
     error = |f(g x) - g f(x)| / |f(x)|,       averaged over inputs and elements of the group
 
-Outputs without positions are compared with themselves (invariance); maps are moved by the group; lifted maps of group
-convolutions are permuted as well. It works on any torch model, trained anywhere.
+The group acts on outputs by their kind. Vectors have no positions and stay as they are (invariance). Maps are moved. Lifted maps
+of group convolutions are also permuted. It works on any torch model, however it was trained.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class EquivarianceError:
-    """Errors of every layer that gives maps or vectors, and of the output; prints as a table."""
+    """Errors of the output, and of every layer that returns maps or vectors; prints as a table."""
 
     rows: tuple[LayerError, ...]
 
@@ -64,13 +64,15 @@ def equivariance_error(
 ) -> EquivarianceError:
     """The measured error of every layer of ``model``, on ``samples`` inputs of ``data`` and at most ``elements`` of each group.
 
-    Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
-    on the pixel grid, except for groups that interpolate (C8). ``data`` may be inputs alone, a tensor: labels are not looked at.
+    A group is an object, or a name: "translations" or a key of ``groups.GROUPS``. Rotations and flips of the input are exact on the
+    pixel grid, except for groups that interpolate (C8). ``data`` may be a tensor of inputs alone: labels are not used.
     """
     check_module(model)
     x = data[:samples] if isinstance(data, Tensor) else next(batches(data, samples), (torch.empty(0),))[0][:samples]
     if not len(x):
-        raise ValueError("the data are empty: no batch held a sample to measure on (an iterator can be read only once)")
+        raise ValueError(
+            "the data are empty, no batch held a sample to measure on: pass some (an iterator can be read only once)"
+        )
     check_finite(x, "the inputs")
     x = x.to(next(model.parameters(), x))
     was = {module: module.training for module in model.modules()}
@@ -110,7 +112,7 @@ def _as_groups(group: str | Group | Sequence[str | Group], x: Tensor) -> list[Gr
     if isinstance(group, (str, Group)):
         group = [group]
     if x.dim() != 4:
-        raise ValueError(f"groups act on images (B, C, H, W), but the inputs have shape {tuple(x.shape)}")
+        raise ValueError(f"groups act on images (B, C, H, W), but the inputs have shape {tuple(x.shape)}: pass images")
     unknown = [g for g in group if isinstance(g, str) and g not in ("translations", *GROUPS)]
     if unknown:
         raise ValueError(f"unknown group {unknown[0]!r}: use translations, {', '.join(GROUPS)}, or a Group")
@@ -125,7 +127,7 @@ def _errors(model: nn.Module, group: Group, x: Tensor, elements: int, seed: int)
     names = {module: name for name, module in model.named_modules() if _is_shown(module)}
     before = _outputs(model, names, x)
     if len(group) < 2:
-        raise ValueError(f"{group.name} has no element but the identity, which nothing can fail to commute with")
+        raise ValueError(f"{group.name} has only the identity, and everything commutes with it: choose a larger group")
     chosen = 1 + torch.randperm(len(group) - 1, generator=torch.Generator().manual_seed(seed))[:elements]
     total = dict.fromkeys(before, 0.0)
     compared = {}
@@ -139,7 +141,7 @@ def _errors(model: nn.Module, group: Group, x: Tensor, elements: int, seed: int)
 
 
 def _is_shown(module: nn.Module) -> bool:
-    """Relaxed layers as a whole, and layers of torch without parts."""
+    """Whether the table has a row for it: relaxed layers as a whole, and torch layers without children."""
     return isinstance(module, Relaxed) or (type(module).__module__.startswith("torch.nn") and not list(module.children()))
 
 
@@ -177,24 +179,24 @@ def _error(after: Tensor, y: Tensor, layer: object, group: Group, g: int, size: 
 
 
 def _lifted_input(layer: object) -> Group | None:
-    """The group whose fields the input's channels are, if of any."""
+    """The group whose fields are the channels of the input, if any."""
     modules = layer.modules() if isinstance(layer, (Path, Branch, Relaxed)) else ()
     return next((m.takes for m in modules if isinstance(m, Path) and m.takes is not None), None)
 
 
 def _lifted_output(layer: object) -> Group | None:
-    """The group whose fields the output's channels are, if of any."""
+    """The group whose fields are the channels of the output, if any."""
     return getattr(layer, "lifted", None)
 
 
 def _element(group: Group, matrix: Tensor) -> int | None:
-    """The index of the element of a point group with that matrix, if it has one."""
+    """The index of the group element with that matrix, or None."""
     near = (group.matrices - matrix).abs().amax((1, 2))
     return int(near.argmin()) if near.min() < 1e-6 else None
 
 
 def _permuted(y: Tensor, lifted: Group | None, matrix: Tensor) -> Tensor:
-    """Fields of lifted features permuted as the element with that matrix does; y itself where there is none."""
+    """Lifted features, permuted by the group element with that matrix; y itself if there is no such element."""
     g = None if lifted is None else _element(lifted, matrix)
     if lifted is None or g is None:
         return y
@@ -202,7 +204,7 @@ def _permuted(y: Tensor, lifted: Group | None, matrix: Tensor) -> Tensor:
 
 
 def _shifted(y: Tensor, group: Group, g: int, size: Sequence[int]) -> Iterator[Tensor]:
-    """f(x) moved by a shift of the input: where the map is smaller, by the whole strides on either side of it."""
+    """f(x) moved by a shift of the input. On a smaller map the shift is a fraction, so both neighbouring whole shifts are tried."""
     point = Group(group.name, group.matrices[g : g + 1], torch.zeros(1, 2, dtype=torch.float64))
     turned = point.act(0, y)
     right, up = group.shifts[g].tolist()
@@ -213,7 +215,7 @@ def _shifted(y: Tensor, group: Group, g: int, size: Sequence[int]) -> Iterator[T
 
 
 def _relative(after: Tensor, candidates: Sequence[Tensor]) -> float:
-    """The mean over samples of the relative error, against the nearest of the candidates for each."""
+    """The relative error, averaged over samples; each sample is compared with its nearest candidate."""
     scale = candidates[0].flatten(1).norm(dim=1).clamp_min(torch.finfo(after.dtype).tiny)
     errors = torch.stack([(after - y).flatten(1).norm(dim=1) / scale for y in candidates]).amin(0)
     return float(errors.mean())

@@ -1,4 +1,4 @@
-"""Conserved quantities and their flows: the symmetry that Noether's theorem gives to each.
+"""Conserved quantities and their flows: by Noether's theorem, each flow is a symmetry.
 
     x = (q, p) in R^M,   J (a, b) = (b, -a),   flow of C:  dx / dtau = J grad C(x)
 
@@ -19,12 +19,12 @@ Measure = Literal["cube", "ball", "gaussian"]
 
 
 class Quadratic(nn.Module):
-    """C_k(x) = 1/2 x^T A_k x + b_k^T x, with A_k symmetric; the flow is affine, by the matrix exponential.
+    """C_k(x) = 1/2 x^T A_k x + b_k^T x, with A_k symmetric; the flow is affine, a matrix exponential.
 
         G_k = [[J A_k, J b_k], [0, 0]]        [x'; 1] = exp(sum_k tau_k G_k) [x; 1]
 
-    They start at small noise: at zero the gradient of any symmetrised function vanishes. b starts and is learned in units of ``size``,
-    that of x: A x moves a point the further the larger x is, and b does not.
+    A and b start at small noise: at zero the gradient of any symmetrised function vanishes. b starts, and is learned, in units of
+    ``size``, the size of x. A x moves a point further if x is larger; b does not, so it needs the unit.
     """
 
     size: Tensor
@@ -58,7 +58,7 @@ class Quadratic(nn.Module):
 
     def generators(self) -> Tensor:
         """G_k, (K, M + 1, M + 1)."""
-        top = torch.cat([apply_j(self.A.mT).mT, apply_j(self.b)[:, :, None]], 2)  # J acts on the columns
+        top = torch.cat([apply_j(self.A.mT).mT, apply_j(self.b)[:, :, None]], 2)  # J acts on columns
         return torch.cat([top, torch.zeros_like(top[:, :1])], 1)
 
     def affine(self, tau: Tensor, exponential: Callable[[Tensor], Tensor] = torch.matrix_exp) -> tuple[Tensor, Tensor]:
@@ -73,10 +73,10 @@ class Quadratic(nn.Module):
 
 
 class Network(nn.Module):
-    """C(x) by a small network, for quantities that are not quadratic; the flow is solved by the implicit midpoint rule.
+    """C(x) is a small network, for quantities that are not quadratic; the implicit midpoint rule solves the flow.
 
-    The rule is symplectic, so that its moves are symmetries of phase space at any number of ``steps``, and what they approximate is
-    the flow of C. They stay small while |tau C''| / steps is: ``iterations`` are those of the fixed point of each step.
+    The rule is symplectic: its moves are symmetries of phase space at any number of ``steps``, and approximate the flow of C. Each
+    step solves a fixed point in ``iterations``. The errors are small if |tau C''| / steps is small.
     """
 
     def __init__(self, dimension: int, quantities: int, hidden: int = 32, steps: int = 16, iterations: int = 8):
@@ -99,10 +99,11 @@ class Network(nn.Module):
 
 
 def recordable_exponential(a: Tensor, squarings: int = 6, degree: int = 8) -> Tensor:
-    """exp(a) = (sum_n (a / 2^s)^n / n!)^(2^s) by so many products whatever a is: torch's own waits for the device to choose a number.
+    """exp(a) = (sum_n (a / 2^s)^n / n!)^(2^s), with the same number of products for any a.
 
-    In single precision it is exact to about 1e-5 for norms up to 2^(s - 1) = 32: five turns of a rotation. (``nn.warping.exponential``
-    is for the 3x3 matrices of the plane, in double precision, which takes more products.)
+    So it can be recorded as a CUDA graph: ``torch.matrix_exp`` waits for the device to choose the number of products. In single
+    precision the error is about 1e-5 for norms up to 2^(s - 1) = 32, five turns of a rotation. (``nn.warping.exponential`` is for
+    3x3 matrices of the plane in double precision, and takes more products.)
     """
     scaled, one = a / 2**squarings, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     found = one + scaled / degree
@@ -114,9 +115,9 @@ def recordable_exponential(a: Tensor, squarings: int = 6, degree: int = 8) -> Te
 
 
 def check_even(dimension: int, what: str) -> None:
-    """Refuse a phase space without as many momenta as positions."""
+    """Refuse a phase space that cannot hold as many momenta as positions."""
     if dimension < 2 or dimension % 2:
-        raise ValueError(f"{what} has {dimension} dimensions: it must be even, positions first and then as many momenta")
+        raise ValueError(f"{what} has {dimension} dimensions: it must be even, positions first, then as many momenta")
 
 
 def _ball(u: Tensor) -> Tensor:
@@ -135,18 +136,18 @@ MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
 def times(measure: Measure, uniform: Tensor) -> Tensor:
     """tau (S, K) from uniform numbers (S, K + 1), scaled by pi: a rotation with |tau| <= pi makes whole periods."""
     if measure not in MEASURES:
-        raise ValueError(f"no measure is called {measure!r}: use {', '.join(MEASURES)}")
+        raise ValueError(f"unknown measure {measure!r}: use {', '.join(MEASURES)}")
     return math.pi * MEASURES[measure](uniform.clamp(1e-6, 1 - 1e-6))
 
 
 def draw(measure: Measure, count: int, quantities: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """``count`` independent times tau (S, K), of the type and on the device of ``like``."""
+    """``count`` independent times tau (S, K), with the type and device of ``like``."""
     uniform = torch.rand(count, quantities + 1, generator=generator, dtype=like.dtype, device=like.device)
     return times(measure, uniform)
 
 
 def spread(measure: Measure, count: int, quantities: int, like: Tensor, seed: int) -> Tensor:
-    """``count`` times spread evenly (a scrambled Sobol sequence): averages over them err less than over independent ones."""
+    """``count`` evenly spread times (a scrambled Sobol sequence): averages over them have smaller errors than over independent ones."""
     return times(measure, even(count, quantities, like, seed))
 
 
@@ -157,8 +158,8 @@ def even(count: int, quantities: int, like: Tensor, seed: int = 0) -> Tensor:
 
 
 def shifted(measure: Measure, uniform: Tensor) -> Tensor:
-    """Times from evenly spread numbers, all moved around the cube by one random shift: each is uniform, together they stay even.
+    """Times from evenly spread numbers, all moved by one random shift modulo 1: each is uniform, together they stay even.
 
-    The shift is drawn on the device, so that other times at every step need nothing from the host.
+    The shift is drawn on the device, so that new times at every step need nothing from the host.
     """
     return times(measure, (uniform + torch.rand_like(uniform[:1])) % 1)

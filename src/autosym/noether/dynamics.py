@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Scalar = Callable[[Tensor], Tensor]  # (..., M) to (...): of each point by itself
+Scalar = Callable[[Tensor], Tensor]  # (..., M) to (...), each point separately
 Field = Callable[[Tensor], Tensor]  # (..., M) to (..., M)
 
 
@@ -28,7 +28,7 @@ def apply_j(v: Tensor) -> Tensor:
 
 
 def gradient(f: Scalar, x: Tensor) -> Tensor:
-    """grad f at every point (..., M), differentiable again; f of a point may not depend on the others."""
+    """grad f at every point (..., M), differentiable again; f at one point must not depend on other points."""
     return torch.func.grad(lambda y: f(y).sum())(x)
 
 
@@ -38,16 +38,16 @@ def velocity(hamiltonian: Scalar, x: Tensor) -> Tensor:
 
 
 def symmetrised(network: Scalar, conserved: Conserved, tau: Tensor) -> Scalar:
-    """H(x) = mean_s F(flow(x, tau_s)), for any scalar F: (..., M) to (...). One set of tau for all points and steps.
+    """H(x) = mean_s F(flow(x, tau_s)), for any scalar F: (..., M) to (...). All points and steps share one set of tau.
 
-    Averaging over a bounded set is not averaging over a group: H is invariant exactly only for one compact quantity over whole
-    periods. ``residual`` says how far it is otherwise.
+    An average over a bounded set is not an average over a group. H is exactly invariant only for one compact quantity over whole
+    periods. Otherwise ``residual`` measures how far it is from invariant.
     """
     return lambda x: network(conserved.flow(x, tau)).mean(0)
 
 
 def residual(network: Scalar, conserved: Conserved, x: Tensor, tau: Tensor, moves: Tensor) -> float:
-    """How much H still changes under the flow, as a part of how much F does: 0 is invariant, 1 is as variable as before.
+    """How much H changes under the flow, relative to F: 0 means invariant, 1 means that H changes as much as F.
 
     rms (H(flow(x, moves)) - H(x)) / rms (F(flow(x, moves)) - F(x))
     """
@@ -59,7 +59,7 @@ def residual(network: Scalar, conserved: Conserved, x: Tensor, tau: Tensor, move
 
 
 def euler(field: Field, x: Tensor, dt: float, steps: int = 1) -> Tensor:
-    """x(dt) by explicit Euler steps, as published: each adds energy to an oscillator."""
+    """x(dt) by explicit Euler steps, as published; each step adds energy to an oscillator."""
     h = dt / steps
     for _ in range(steps):
         x = x + h * field(x)
@@ -69,8 +69,8 @@ def euler(field: Field, x: Tensor, dt: float, steps: int = 1) -> Tensor:
 def midpoint(field: Field, x: Tensor, dt: float, steps: int = 1, iterations: int = 6) -> Tensor:
     """x(dt) by the implicit midpoint rule, y = x + h f((x + y) / 2): symplectic for any H, keeps quadratic quantities, second order.
 
-    Leapfrog would be explicit but needs a separable H, which a learned one is not. The fixed point is iterated ``iterations``
-    times from an Euler step; each brings it nearer by about h |f'| / 2, so take h |f'| well below 1.
+    Leapfrog would be explicit, but it needs a separable H, and a learned H is not separable. The fixed point is iterated
+    ``iterations`` times from an Euler step. Each iteration multiplies the error by about h |f'| / 2, so keep h |f'| well below 1.
     """
     h = dt / steps
     for _ in range(steps):

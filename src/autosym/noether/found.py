@@ -1,4 +1,4 @@
-"""What was found, as a record: quantities in symbols, their names, singular values, drift, and the evidence for each."""
+"""The result of a search: quantities in symbols, with names, singular values, drift, and the evidence for each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,9 @@ from autosym.noether.conserved import Quadratic
 from autosym.noether.known import Known, unit
 from autosym.report.words import APPROXIMATE
 
-STANDS_OUT = 0.2  # of the largest singular value: below it a direction is what is left of the start
-DRIFTS = 0.25  # a quantity that changes by more than this part of what any would is not conserved, whatever its evidence
-SAME = 0.95  # the cosine from which on a quantity is called by a known one's name
+STANDS_OUT = 0.2  # of the largest singular value: a direction below it is a remainder of the random start
+DRIFTS = 0.25  # a quantity that drifts more than this is not conserved, whatever its evidence
+SAME = 0.95  # a quantity gets the name of a known one if their cosine is at least this
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,11 @@ class Quantity:
     text: str
     A: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
-    name: str | None  # of the known quantity it is nearest to, where the cosine of their angle is SAME or more
-    angle: float  # to the nearest known one, in degrees
-    drift: (
-        float  # along held-out trajectories: the change of C in units of what a move of that size in any direction would make
-    )
-    nats: float  # the log evidence that is lost without it
-    along: tuple[tuple[float, ...], ...] = ()  # its change, in the units of ``drift``, along some of those trajectories
+    name: str | None  # of the nearest known quantity, if the cosine of their angle is at least SAME
+    angle: float  # to the nearest known quantity, in degrees
+    drift: float  # change of C along held-out trajectories; 1 is the change by a move of that size in any direction
+    nats: float  # the log evidence lost without it
+    along: tuple[tuple[float, ...], ...] = ()  # its change along some of these trajectories, in the units of ``drift``
 
     def __str__(self) -> str:
         called = (
@@ -40,23 +38,23 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Discovery:
-    """The conserved quantities that the evidence asked for.
+    """The conserved quantities that the evidence supports.
 
-    A direction counts as a symmetry if its singular value in the stack of generators is at least STANDS_OUT of the largest, if its drift
-    along held-out trajectories is at most DRIFTS, and if the model has more evidence than the one without any symmetry, also without the
-    directions that drift.
+    A direction counts as a symmetry if three things hold. Its singular value in the stack of generators is at least STANDS_OUT of
+    the largest. Its drift along held-out trajectories is at most DRIFTS. The model has more evidence than the model without any
+    symmetry, also after the directions that drift are removed.
     """
 
     quantities: tuple[Quantity, ...]
-    drifting: tuple[Quantity, ...]  # that stand out, but are not conserved, or have evidence only beside such
+    drifting: tuple[Quantity, ...]  # stand out, but are not conserved, or have evidence only together with such
     singular_values: tuple[float, ...]
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact
     log_evidence_without: float  # of the same model without any symmetry
-    starts: tuple[float, ...]  # log evidence that each start reached; the best is kept
-    residual: float  # what is left of the change of F under its flows after averaging: 0 is invariant
+    starts: tuple[float, ...]  # the log evidence that each start reached; the best start is kept
+    residual: float  # change of the averaged H under its flows, relative to F: 0 is invariant
     points: int
-    scale: float  # of the data: the root mean square of all coordinates
+    scale: float  # root mean square of all coordinates of the data
 
     @property
     def symmetries(self) -> int:
@@ -68,12 +66,12 @@ class Discovery:
         return [quantity.generators()[0].tolist() for quantity in made]
 
     def parallelness(self, truth: tuple[Known, ...]) -> list[float]:
-        """The norm of each leading singular vector's projection on the span of the true quantities: 1 is within it."""
+        """Norm of the projection of each leading singular vector on the span of the true quantities: 1 is inside the span."""
         basis = torch.linalg.qr(torch.stack([known.vector(self.scale) for known in truth]).mT)[0]
         return (self.directions[: max(1, self.symmetries)] @ basis).norm(dim=1).tolist()
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON; ``parallelness`` is there the cosine of each quantity with the nearest known one."""
+        """Everything as JSON. Here ``parallelness`` is the cosine between each quantity and the nearest known one."""
         return {
             "symmetries": self.symmetries,
             "quantities": [vars(q) for q in self.quantities],
@@ -99,7 +97,7 @@ class Discovery:
         lines.append("Singular values: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
         lines.append(
             f"Log evidence {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry; "
-            f"the averaged Hamiltonian still changes under its flows by {self.residual:.1%} of what it did."
+            f"the averaged Hamiltonian still changes under its flows, by {self.residual:.1%} of the change without averaging."
         )
         return "\n".join(lines)
 
@@ -122,14 +120,14 @@ class Discovery:
 
 
 def count_directions(singular_values: Tensor, gain: float) -> int:
-    """How many stand out, if all together have evidence for them."""
+    """How many directions stand out; 0 if all together have no evidence for them."""
     return int((singular_values >= STANDS_OUT * singular_values.max()).sum()) if gain > 0 else 0
 
 
 def readable(span: Tensor, known: list[Known], scale: float) -> Tensor:
-    """Another basis (n, D) of the span of n orthonormal rows, of unit vectors: the projections of known quantities where they lie in it.
+    """A basis (n, D) of unit vectors for the span of n orthonormal rows; it contains the known quantities that lie in the span.
 
-    The singular vectors of equal singular values are any rotation of each other; in this basis they can be read and named.
+    Equal singular values leave their singular vectors free up to a rotation. In this basis they can be read and named.
     """
     chosen: list[Tensor] = []
     rest = span

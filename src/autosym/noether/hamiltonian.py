@@ -1,10 +1,10 @@
-"""F as a network with ELU, and the dynamics of F averaged over flows, for many sets of weights at once by matrix products alone.
+"""F as a network with ELU, and its dynamics averaged over flows: many sets of weights at once, with matrix products alone.
 
     y_0 = x,   y_l = ELU(W_l y_(l-1) + b_l),   F(x) = v . y_L
     grad F = W_1^T D_1 W_2^T D_2 ... W_L^T D_L v,         D_l = diag ELU'(z_l) = diag(1 + min(y_l, 0))
     x' = J grad H(x),                                     grad H(x) = mean_s R_s^T grad F(R_s x + t_s)
 
-Written out so, a field is a few products that are differentiated once, and can be recorded as a CUDA graph.
+In this form a field is a few products. They are differentiated once, and can be recorded as a CUDA graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ Moves = tuple[Tensor, Tensor]  # R (S, M, M) and t (S, M): the flows that F is a
 
 
 class Layer(nn.Module):
-    """y = W x + b, as two paths: each has a prior."""
+    """y = W x + b, as two paths, each with its own prior."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
@@ -32,14 +32,14 @@ class Layer(nn.Module):
 
 
 def network(dimension: int, layers: int, width: int) -> nn.Sequential:
-    """F: an MLP with ELU to one number, without bias there (a constant moves nothing)."""
+    """F: an MLP with ELU and one output. The last layer has no bias, as a constant moves nothing."""
     widths = (dimension, *(width,) * (layers - 1))
     parts = [part for i, o in pairwise(widths) for part in (Layer(i, o), nn.ELU())]
     return nn.Sequential(*parts, Dense((width,), (1,)))
 
 
 def slope(weights: Mapping[str, Tensor], y: Tensor) -> Tensor:
-    """grad F at points (W, N, M), for W sets of the weights of ``network`` by name."""
+    """grad F at points (W, N, M), for W sets of weights of ``network``, by name."""
     count = len(weights) // 2
     hidden = [tuple(weights[f"{2 * i}.{kind}.weight"][:, 0] for kind in ("linear", "bias")) for i in range(count)]
     derivatives = []
@@ -53,7 +53,7 @@ def slope(weights: Mapping[str, Tensor], y: Tensor) -> Tensor:
 
 
 def field(weights: Mapping[str, Tensor], moves: Moves | None) -> Callable[[Tensor], Tensor]:
-    """x' = J grad H of every set of weights, (W, B, M) to (W, B, M); H is F itself without ``moves``."""
+    """x' = J grad H for each set of weights, (W, B, M) to (W, B, M); without ``moves``, H is F itself."""
 
     def velocity(x: Tensor) -> Tensor:
         if moves is None:

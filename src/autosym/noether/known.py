@@ -1,4 +1,4 @@
-"""Known conserved quantities of degree two, to name what was found; quantities in symbols."""
+"""Known conserved quantities of degree two, to name the quantities found; quantities in symbols."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ AXES = "xyz"
 
 @dataclass(frozen=True)
 class Known:
-    """C(x) = 1/2 x^T A x + b^T x, by its name."""
+    """C(x) = 1/2 x^T A x + b^T x, with a name."""
 
     name: str
     A: Tensor
     b: Tensor
 
     def vector(self, scale: float = 1.0) -> Tensor:
-        """(A, b) as one vector of unit length, in units of ``scale`` of x: its product with another is the cosine of their angle."""
+        """(A, b) as one unit vector, with x in units of ``scale``: the product of two such vectors is the cosine of their angle."""
         return unit(torch.cat([self.A.flatten(), self.b / scale]))
 
 
@@ -37,7 +37,7 @@ def total(name: str, parts: Sequence[Known]) -> Known:
 
 
 def catalogue(count: int, space: int = 1) -> list[Known]:
-    """What ``count`` coordinates may conserve: read as bodies in ``space`` dimensions, or each by itself for one."""
+    """What ``count`` coordinates may conserve as bodies in ``space`` dimensions; with space = 1, also each coordinate by itself."""
     if space > 1:
         return list(bodies(count // space, space))
     energy = list(unitary(count))
@@ -87,7 +87,7 @@ def _coordinates(count: int) -> tuple[Tensor, Tensor]:
 
 
 def coordinates(count: int, space: int = 1) -> list[str]:
-    """What the coordinates are called: q1 ... pn, or x1, y1 ... px1, py1 ... for bodies in space."""
+    """Names of the coordinates: q1 ... pn, or x1, y1 ... px1, py1 ... for bodies in space."""
     if space == 1:
         return [f"{kind}{i + 1}" for kind in "qp" for i in range(count)]
     places = [f"{AXES[axis]}{body + 1}" for body in range(count // space) for axis in range(space)]

@@ -3,9 +3,10 @@
     F(x) = sum_f w_f phi_f(x),   phi_f(x) = sqrt(2 / F) cos(omega_f . x / l + c_f),   w ~ N(0, I / delta)
     x' = J grad H(x) + noise,    H(x) = mean over tau of F(flow_tau(x))
 
-The velocities are linear in w, so that their evidence is exact and differentiable in A and b of the conserved quantities, in the
-variance of the noise and in delta: symmetries are learned by its gradient. The lengthscale l is given: the longer it is, the nearer
-is F to a quadratic form, and the less has a symmetry to explain (by gradient it grows until the evidence says little of A and b).
+The velocities are linear in w, so their evidence is exact. It is differentiable in A and b of the conserved quantities, in the
+variance of the noise and in delta; its gradient learns the symmetries. The lengthscale l is fixed, not learned. A longer l brings
+F nearer to a quadratic form, and leaves less for a symmetry to explain. (Learned by gradient, l grows until the evidence says
+little about A and b.)
 """
 
 import math
@@ -21,11 +22,11 @@ from autosym.noether.conserved import Measure, Quadratic, spread
 from autosym.noether.dynamics import apply_j
 
 SHRINK = 0.3
-FLOOR = 1e-6  # of the variance: noise-free data would drive it to zero
+FLOOR = 1e-6  # the least variance: noise-free data would drive it to zero
 
 
 class Regression(nn.Module):
-    """Hyperparameters of the model above, its conserved quantities among them (none: no symmetry)."""
+    """Hyperparameters of the model above, including its conserved quantities (None: no symmetry)."""
 
     omega: Tensor
     phase: Tensor
@@ -46,7 +47,7 @@ class Regression(nn.Module):
         self.log_variance = nn.Parameter(torch.tensor(-1.0))
 
     def times(self, count: int, seed: int) -> Tensor:
-        """A set of tau (S, K), evenly spread; of no use without quantities."""
+        """A set of evenly spread tau (S, K); without quantities it is a placeholder."""
         quantities = 0 if self.conserved is None else len(self.conserved.b)
         return spread(self.measure, count, quantities, self.omega, seed) if quantities else self.omega.new_zeros(1, 0)
 
@@ -66,11 +67,11 @@ class Regression(nn.Module):
         return apply_j(gradients).flatten(1).mT
 
     def values(self, x: Tensor) -> Tensor:
-        """phi(x) before averaging, (..., F): what the network of a symmetrised Hamiltonian is linear in."""
+        """phi(x) before averaging, (..., F): F is linear in these features."""
         return math.sqrt(2 / len(self.omega)) * torch.cos(x @ self.omega.mT / self.lengthscale + self.phase)
 
     def posterior_mean(self, x: Tensor, velocities: Tensor, tau: Tensor) -> Tensor:
-        """The mean of the weights w (F,), given velocities."""
+        """The posterior mean of the weights w (F,), given velocities."""
         with torch.no_grad():
             features, precision = self.features(x, tau).double(), self.log_precision.double().exp()
             variance = self.log_variance.double().exp() + FLOOR
@@ -80,7 +81,7 @@ class Regression(nn.Module):
         return mean[:, 0].to(x)
 
     def evidence(self, x: Tensor, velocities: Tensor, tau: Tensor) -> Evidence:
-        """Of all N M numbers in ``velocities`` (N, M); exact in double precision, for the given tau."""
+        """The evidence of all N M numbers in ``velocities`` (N, M), exact for the given tau, in double precision."""
         variance = self.log_variance.double().exp() + FLOOR
         return exact.at(
             self.features(x, tau).double(), velocities.double().flatten(), self.log_precision.double().exp(), variance
@@ -96,9 +97,9 @@ class Regression(nn.Module):
         seed: int = 0,
         watch: Callable[[int, float], None] | None = None,
     ) -> None:
-        """Ascend the evidence in everything that is trainable, with other tau at every step; the rate falls to zero as a cosine.
+        """Ascend the evidence in all trainable parameters, with new tau at every step; the rate falls to zero as a cosine.
 
-        A and b have a weak prior, N(0, 1 / SHRINK) in units of the data: it takes from them what the evidence does not ask for.
+        A and b have a weak prior, N(0, 1 / SHRINK) in units of the data. It shrinks what the evidence does not support.
         """
         optimiser = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
@@ -115,9 +116,9 @@ class Regression(nn.Module):
 
     @contextmanager
     def without(self, directions: Tensor) -> Iterator[None]:
-        """The same model with orthonormal ``directions`` (D, M M + M) of (A, b) projected out of its quantities, for a while."""
+        """Project orthonormal ``directions`` (D, M M + M) of (A, b) out of the quantities, inside the ``with`` block."""
         if self.conserved is None:
-            raise ValueError("Regression: there are no conserved quantities to take directions from")
+            raise ValueError("Regression has no conserved quantities to take directions from: make it with some")
         kept = self.conserved
         stack = stacked(kept)
         rest = stack - stack @ directions.mT.to(stack) @ directions.to(stack)
@@ -131,5 +132,8 @@ class Regression(nn.Module):
 
 
 def stacked(conserved: Quadratic) -> Tensor:
-    """(A_k, b_k / size) as rows, (K, M M + M). J is orthogonal: the singular values are those of generators, x in units of ``size``."""
+    """(A_k, b_k / size) as rows, (K, M M + M).
+
+    J is orthogonal, so the generators have the same singular values, with x in units of ``size``.
+    """
     return torch.cat([conserved.A.flatten(1), conserved.shift], 1).detach()

@@ -1,4 +1,4 @@
-"""``discover``: conserved quantities from a user's trajectories, by the exact evidence of their velocities."""
+"""``discover``: find conserved quantities in a user's trajectories, by the exact evidence of their velocities."""
 
 import math
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from autosym.noether.known import Known, catalogue, coordinates, symbols
 from autosym.noether.regression import Regression, stacked
 from autosym.noether.trajectories import checked, velocities
 
-FINAL = 1024  # tau in the evidence that is reported
-SHOWN, SHOWN_STATES = 8, 100  # held-out trajectories, and states of each at most, along which a report draws the quantities
+FINAL = 1024  # number of tau in the reported evidence
+SHOWN, SHOWN_STATES = 8, 100  # a report draws quantities along at most so many held-out trajectories, and states of each
 
 
 @dataclass(frozen=True)
 class Search:
-    """How to search: ``quantities`` at once (twice the n^2 of U(n) by default), from several starts, of which the best is kept."""
+    """How to search: ``quantities`` at once (by default 2 n^2, twice the dimension of U(n)), from several starts; the best is kept."""
 
     quantities: int | None = None
     points: int = 40
     starts: int = 3
     steps: int = 250
-    samples: int | None = None  # tau at each step; by default 64 for n = 1, else 256
+    samples: int | None = None  # number of tau at each step; by default 64 for n = 1, else 256
     features: int = 128
     lengthscale: float = 2.5  # of the Hamiltonian, in units of the data
-    start: float = 0.3  # the size of A and b at first; smaller in many dimensions
+    start: float = 0.3  # the size of A and b at the start; choose it smaller in many dimensions
     measure: Measure = "ball"
-    window: int = 5  # of states that a velocity is estimated from
-    held_out: float = 0.2  # of the trajectories, for the drift
+    window: int = 5  # number of states that a velocity is estimated from
+    held_out: float = 0.2  # fraction of the trajectories, used to measure the drift
 
 
 def discover(
@@ -44,20 +44,23 @@ def discover(
 ) -> Discovery:
     """The conserved quantities of degree two of ``trajectories`` (N, T, 2n): positions first, then as many momenta.
 
-    ``dt`` is the time step (or all T times). ``derivatives`` (N, T, 2n) are velocities, where they are known; else they are estimated.
-    Coordinates are read as bodies in ``space`` dimensions when quantities are named. Choose units in which q and p are of like size.
+    ``dt`` is the time step (or all T times). ``derivatives`` (N, T, 2n) are the velocities if you know them; otherwise they are
+    estimated. To name quantities, coordinates are read as bodies in ``space`` dimensions. Choose units that give q and p similar
+    sizes.
     """
     search = search or Search()
     x, step = checked(trajectories, dt)
     n = x.shape[2] // 2
     if n % space or not 1 <= space <= 3:
-        raise ValueError(f"{n} coordinates are not those of bodies in {space} dimensions")
+        raise ValueError(f"{n} coordinates cannot be bodies in {space} dimensions: space must be 1, 2 or 3, and divide {n}")
     if derivatives is None:
         states, rates = velocities(x, step, search.window)
     else:
         states, rates = x, checked(derivatives, dt)[0]
         if rates.shape != states.shape:
-            raise ValueError(f"derivatives {tuple(rates.shape)} must have the shape of the trajectories {tuple(x.shape)}")
+            raise ValueError(
+                f"derivatives have shape {tuple(rates.shape)}: give the shape of the trajectories, {tuple(x.shape)}"
+            )
     train, test = _split(len(x), search.held_out)
     generator = torch.Generator().manual_seed(seed)
     flat = [t[train].flatten(0, 1) for t in (states, rates)]
@@ -70,28 +73,28 @@ def discover(
 
 
 def _split(count: int, part: float) -> tuple[slice, slice]:
-    """Trajectories to learn from and to measure drift on; a single one serves for both."""
+    """Trajectories to learn from, and to measure drift on; a single trajectory serves for both."""
     kept = count - math.ceil(part * count) if count > 1 else 1
     return slice(0, max(1, kept)), slice(max(1, kept), None) if count > 1 else slice(None)
 
 
 def _normalised(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Both at root mean square 1, in single precision, and the scale of x. One scale for q and p keeps the form of J."""
+    """x and v scaled to root mean square 1, in single precision, and the scale of x. One scale for q and p keeps the form of J."""
     sizes = [float(t.square().mean().sqrt()) for t in x.chunk(2, 1)]
     if min(sizes) <= 0 or max(sizes) > 30 * min(sizes):
         raise ValueError(
-            f"positions are of size {sizes[0]:.3g} and momenta of size {sizes[1]:.3g}: choose units in which they are alike "
+            f"positions have size {sizes[0]:.3g} and momenta have size {sizes[1]:.3g}: choose units that make them similar "
             "(q / a and p / b have the same dynamics, in another unit of energy)"
         )
     speed = float(v.square().mean().sqrt())
     scale = float(x.square().mean().sqrt())
     if speed <= 1e-12 * scale:
-        raise ValueError("nothing moves in these trajectories: all velocities are zero")
+        raise ValueError("nothing moves in these trajectories, all velocities are zero: give trajectories that move")
     return (x / scale).float(), (v / speed).float(), scale
 
 
 def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> tuple[Regression, list[float], float]:
-    """The model of the best start, the log evidence of each, and the log evidence without symmetry at the same features."""
+    """The model of the best start, the log evidence of each start, and the log evidence without symmetry for the same features."""
     quantities = search.quantities or 2 * n * n
     samples = search.samples or (64 if n == 1 else 256)
     models, reached = [], []
@@ -110,7 +113,7 @@ def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> tuple[Regr
 
 
 def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
-    """With the same tau for every model, so that they can be compared."""
+    """The log evidence with the same tau for every model, so that models can be compared."""
     with torch.no_grad():
         return float(model.evidence(x, v, model.times(FINAL, 0)).log_evidence)
 
@@ -138,7 +141,7 @@ def _read(
     left = residual(_mean_features(model, x, v), model.conserved, x, model.times(256, 1), model.times(64, 2) / 2)
     drifts = torch.tensor([q.drift > DRIFTS for q in quantities], dtype=torch.bool)
     if drifts.any() and _without(model, x, v, torch.linalg.qr(basis[drifts].mT)[0].mT) <= plain:
-        drifts[:] = True  # by themselves the others have no evidence for them
+        drifts[:] = True  # the others have no evidence by themselves
     conserved, drifting = (
         tuple(q for q, drift in zip(quantities, drifts, strict=True) if drift == which) for which in (False, True)
     )
@@ -148,7 +151,7 @@ def _read(
 
 
 def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps: int = 30) -> float:
-    """The log evidence with orthonormal directions projected out; precision and noise are learned again, for a few steps."""
+    """The log evidence with orthonormal directions projected out, after precision and noise are learned again for a few steps."""
     kept = {name: t.detach().clone() for name, t in model.named_parameters(recurse=False)}
     with model.without(directions):
         assert model.conserved is not None
@@ -162,7 +165,7 @@ def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps:
 
 
 def _mean_features(model: Regression, x: Tensor, v: Tensor):
-    """F at the mean of the posterior of its weights."""
+    """F at the posterior mean of its weights."""
     weights = model.posterior_mean(x, v, model.times(256, 1))
     return lambda y: model.values(y) @ weights
 
@@ -174,7 +177,7 @@ def _quantity(v: Tensor, nats: float, known: list[Known], names: list[str], scal
     dimension = len(names)
     A, b = v[: dimension**2].reshape(dimension, dimension), v[dimension**2 :] * scale
     same = abs(cosine) >= SAME
-    if same:  # sign and size are free: those of the known one
+    if same:  # sign and size are free: take them from the known quantity
         size = (A.square().sum() + b.square().sum()).sqrt() / (matched.A.square().sum() + matched.b.square().sum()).sqrt()
         A, b = (t / size * math.copysign(1.0, cosine) for t in (A, b))
     else:
@@ -198,7 +201,7 @@ def _quantity(v: Tensor, nats: float, known: list[Known], names: list[str], scal
 def changes(quantity: Quadratic, trajectories: Tensor) -> Tensor:
     """(C - its mean along a trajectory) / (rms |grad C| rms |x - mean x| / sqrt M), (N, T), along trajectories (N, T, M).
 
-    0 is conserved, about 1 is what a move of that size in any direction would change.
+    0 means conserved. A move of that size in any direction would change C by about 1.
     """
     with torch.no_grad():
         x = trajectories.to(quantity.b)

@@ -1,4 +1,4 @@
-"""Systems whose conserved quantities are known: oscillators, and bodies in the plane."""
+"""Systems with known conserved quantities: oscillators, bodies in the plane, a pendulum."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class System:
         return x * torch.tensor([1.0, p_scale], dtype=x.dtype).repeat_interleave(self.dimension // 2)
 
     def trajectories(self, starts: Tensor, dt: float, steps: int) -> Tensor:
-        """(count, steps + 1, M), by the midpoint rule with steps of at most 0.02: errors are about 3e-5 in a unit of time."""
+        """(count, steps + 1, M), by the midpoint rule with steps of at most 0.02; errors are about 3e-5 per unit of time."""
         substeps = math.ceil(dt / 0.02)
         with torch.no_grad():
             return trajectory(
@@ -37,7 +37,7 @@ class System:
 
 
 def oscillators(count: int) -> System:
-    """H = sum_i (q_i^2 + p_i^2) / 2, which conserves the count^2 generators of U(count)."""
+    """H = sum_i (q_i^2 + p_i^2) / 2. It conserves the count^2 generators of U(count)."""
     return System(f"{count}-oscillators", 2 * count, 1, lambda x: x.square().sum(-1) / 2, tuple(unitary(count)))
 
 
@@ -55,5 +55,5 @@ def planar_bodies(count: int = 3) -> System:
 
 
 def pendulum() -> System:
-    """H = p^2 / 2 - cos q, which conserves its energy only: no quantity of degree two."""
+    """H = p^2 / 2 - cos q. It conserves only its energy, and no quantity of degree two."""
     return System("pendulum", 2, 1, lambda x: x[..., 1].square() / 2 - x[..., 0].cos(), ())

@@ -1,4 +1,4 @@
-"""Trajectories as given by a user: checked, and turned into states with their velocities."""
+"""A user's trajectories: checks, and states with their velocities."""
 
 import numpy as np
 import torch
@@ -8,27 +8,27 @@ from autosym.noether.conserved import check_even
 
 
 def checked(trajectories: object, dt: object) -> tuple[Tensor, float]:
-    """(N, T, M) in double precision and the time step, or an error that says what is wrong with them.
+    """The trajectories (N, T, M) in double precision and the time step, or an error that says what is wrong.
 
-    ``dt`` is the step, or all T times of observation, which must be regular.
+    ``dt`` is the step, or all T observation times, at regular steps.
     """
     try:
         x = torch.as_tensor(np.asarray(trajectories, dtype=np.float64))
         times = np.asarray(dt, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "trajectories must be numbers of shape (N, T, 2n), all of one length: cut longer ones into pieces of that length"
+            "trajectories must be numbers of shape (N, T, 2n), all of one length: cut longer ones into pieces of equal length"
         ) from error
     if x.dim() != 3:
         raise ValueError(f"trajectories must be of shape (N, T, 2n), got {tuple(x.shape)}: add an axis for a single one")
     check_even(x.shape[2], "the last axis of the trajectories")
     if not len(x):
-        raise ValueError("there are no trajectories")
+        raise ValueError("there are no trajectories: give at least one")
     if x.shape[1] < 3:
         raise ValueError(f"trajectories of {x.shape[1]} states are too short: a velocity needs at least 3 in a row")
     if not torch.isfinite(x).all():
         where = tuple(torch.nonzero(~torch.isfinite(x))[0].tolist())
-        raise ValueError(f"trajectories hold values that are not finite, the first at {where}: leave out those trajectories")
+        raise ValueError(f"trajectories have values that are not finite, the first at {where}: leave out those trajectories")
     return x, _step(times, x.shape[1])
 
 
@@ -37,12 +37,12 @@ def _step(times: np.ndarray, states: int) -> float:
         steps = np.diff(times)
         if not np.isfinite(steps).all() or np.ptp(steps) > 1e-3 * abs(steps.mean()):
             raise ValueError(
-                f"the times are irregular: steps run from {steps.min():g} to {steps.max():g}; interpolate to a regular grid, "
-                "or give the velocities yourself by derivatives="
+                f"the times are irregular, with steps from {steps.min():g} to {steps.max():g}: interpolate to a regular grid, "
+                "or give the velocities yourself as derivatives="
             )
         times = steps.mean()
     if times.ndim or not np.isfinite(times) or times <= 0:
-        raise ValueError(f"dt must be one positive step, or the {states} times of the states, got {_text(times)}")
+        raise ValueError(f"dt is {_text(times)}: give one positive step, or the {states} times of the states")
     return float(times)
 
 
@@ -51,10 +51,10 @@ def _text(times: np.ndarray) -> str:
 
 
 def velocities(x: Tensor, dt: float, window: int = 5) -> tuple[Tensor, Tensor]:
-    """States and velocities (N, T - window + 1, M) at the centres of windows, by the polynomial of degree 4 through or near them.
+    """States and velocities (N, T - window + 1, M) at the centres of windows, from a polynomial of degree 4 in each window.
 
-    A window of 5 (3: of degree 2) passes through every state: central differences of fourth (second) order. Wider ones are least
-    squares, and take out noise.
+    In a window of 5 the polynomial passes through every state: central differences of fourth order. A window of 3 has degree 2 and
+    second order. Wider windows are least-squares fits, and remove noise.
     """
     window = min(window, x.shape[1] - (1 - x.shape[1] % 2))
     if window < 3 or window % 2 == 0:

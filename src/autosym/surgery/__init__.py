@@ -1,1 +1,1 @@
-"""A user's model in and out: relax, harden, simplify."""
+"""Change a user's model, and change it back: relax, simplify, harden."""

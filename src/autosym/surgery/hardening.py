@@ -1,11 +1,11 @@
-"""harden: ordinary torch layers again, only the paths that are needed.
+"""harden: turn a relaxed model back into ordinary torch layers, with only the paths that it needs.
 
-A part of a relaxed layer (the weights of a path, or a free path's bias) is dropped if its share of the layer's effective parameters is
-at most the tolerance and, given data, if the outputs of the whole model then change by no more than it:
+A part of a relaxed layer is the weights of a path, or the bias of a free path. It is dropped if its share of the layer's
+effective parameters is at most the tolerance. Given data, the outputs of the whole model must also change by at most that:
 
     share = gamma_part / gamma_layer          change = |f - f_hardened| / |f - mean f|
 
-What is left of a layer is merged (``plain``).
+The remaining parts of a layer are merged (``plain``).
 """
 
 import copy
@@ -30,9 +30,9 @@ from autosym.training.fitted import Fit
 
 @dataclass(frozen=True)
 class PartNote:
-    """One part of a path: its share of the layer's effective parameters, and the change of the outputs without it alone.
+    """One part of a path: its share of the layer's effective parameters, and how much the outputs change if only it is dropped.
 
-    Either is not a number (NaN) where it is not known: without a fit, or without data.
+    ``share`` is NaN without a fit, or if the path was frozen in it. ``change`` is NaN without data.
     """
 
     layer: str
@@ -45,9 +45,10 @@ class PartNote:
 
 @dataclass(frozen=True)
 class Cost:
-    """What hardening cost on ``samples``: change of the outputs, and the mean negative log-likelihood and accuracy before and after.
+    """What hardening costs, measured on ``samples``.
 
-    ``accuracy`` is None where targets are not classes.
+    ``change`` is the change of the outputs. ``loss`` is the mean negative log-likelihood before and after. ``accuracy`` is also
+    (before, after), or None if targets are not classes.
     """
 
     samples: int
@@ -58,7 +59,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Hardening:
-    """What was dropped, what the layers have become, the numbers of parameters before and after, and the cost, given data."""
+    """Which parts were dropped, the new layer for each name, the number of parameters before and after, and the cost.
+
+    ``cost`` is None without data.
+    """
 
     tolerance: float
     parts: tuple[PartNote, ...]
@@ -83,24 +87,24 @@ class Hardening:
 
 
 def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float = 0.05) -> nn.Module:
-    """A copy of a fitted or relaxed model in ordinary torch layers, without the parts that are within ``tolerance``.
+    """A copy of a fitted or relaxed model in ordinary torch layers, without the parts that matter less than ``tolerance``.
 
-    With ``data`` (pairs, read once and held) no part is dropped by which, with all others dropped before it, the outputs would
-    change by more than ``tolerance`` of their spread over the samples. A model without a fit, and a path that was frozen in it, is judged
-    by that alone. Every layer keeps the weights of one path at least. The record of it all is ``hardening`` of the model returned; print
-    it.
+    With ``data`` (pairs, read once and held in memory), a part is kept if dropping it too changes the outputs by more than
+    ``tolerance`` of their spread over the samples. This is the only test for a model without a fit, and for a path that was
+    frozen in the fit. Every layer keeps the weights of at least one path. Print ``hardening`` of the returned model to see
+    what was done.
     """
     model = fitted.model if isinstance(fitted, Fit) else fitted
     check_module(model)
     if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance is a part of the whole, in [0, 1), got {tolerance}")
+        raise ValueError(f"tolerance is {tolerance}: it must be a fraction in [0, 1)")
     if data is None and (not isinstance(fitted, Fit) or fitted.schedule.step == "none"):
         raise ValueError(
-            "a model without a fit, or with one at fixed precisions (step='none'), is judged by its outputs: pass data, or the Fit of "
-            "learned precisions that autosym.fit returned"
+            "a model without a fit, or with a fit at fixed precisions (step='none'), can only be judged by its outputs: pass data, "
+            "or a Fit with learned precisions, as autosym.fit returns"
         )
     if not any(isinstance(module, LAYERS) for module in model.modules()):
-        raise ValueError("the model has no path of autosym's, so there is nothing to harden")
+        raise ValueError("the model has no autosym path, so there is nothing to harden: it is plain torch already")
     if isinstance(fitted, Fit):
         fitted.check_weights()
     refuse_batch_dependence(model)
@@ -129,7 +133,7 @@ class _Part:
     layer: str
     path: str
     part: str
-    weights: list[nn.Parameter]  # without them it adds nothing
+    weights: list[nn.Parameter]  # with these at zero, the part adds nothing to the outputs
     share: float = math.nan
     change: float = math.nan
     dropped: bool = False
@@ -149,7 +153,10 @@ class _Part:
 
 
 def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
-    """What may be dropped of every relaxed layer: weights of all paths, and biases of free ones (others merge into a convolution)."""
+    """The parts of every relaxed layer that may be dropped: the weights of all paths, and the biases of free paths.
+
+    Other biases stay: they merge into a convolution.
+    """
     parts = []
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
@@ -172,7 +179,7 @@ def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
 
 
 def _drop_by_change(model: nn.Module, parts: Sequence[_Part], tolerance: float, seen: "_Outputs") -> None:
-    """The least of them first, as long as all that are dropped change the outputs by no more than the tolerance."""
+    """Drop the part with the least change first, as long as all dropped parts together change the outputs by at most ``tolerance``."""
     for part in parts:
         part.drop()
         part.change = seen.change(model)
@@ -185,7 +192,7 @@ def _drop_by_change(model: nn.Module, parts: Sequence[_Part], tolerance: float, 
 
 
 def _may_go(part: _Part, parts: Sequence[_Part]) -> bool:
-    """A layer keeps the weights of one path."""
+    """Whether the part may be dropped: a layer must keep the weights of one path."""
     others = [p for p in parts if p.layer == part.layer and p.part == "weights" and p is not part and not p.dropped]
     return part.part == "bias" or bool(others)
 
@@ -195,12 +202,12 @@ def _dropped(parts: Sequence[_Part], layer: str) -> set[tuple[str, str]]:
 
 
 def _replace_all(model: nn.Module, parts: Sequence[_Part], shapes: Observation) -> dict[str, str]:
-    """Put plain layers in the place of autosym's, under every name; returns what they are."""
+    """Replace autosym's layers by plain ones, under every name; returns a description of each."""
     made: dict[nn.Module, nn.Module] = {}
     layers: dict[str, str] = {}
 
     def visit(parent: nn.Module, stem: str) -> None:
-        for name, child in list(parent._modules.items()):  # also where one parent holds a layer by two names
+        for name, child in list(parent._modules.items()):  # one parent may hold a layer under two names
             full = f"{stem}{name}"
             if child is None:
                 continue
@@ -223,18 +230,18 @@ def _describe(module: nn.Module) -> str:
 
 
 class _Outputs:
-    """Batches that are held, the outputs of the model to compare with, and what they score."""
+    """The batches held in memory, the outputs of the model before hardening, and their scores."""
 
     def __init__(self, model: nn.Module, data: Data, likelihood: Likelihood | None):
         self.batches = [to_model(x, y, model, "the data") for x, y in batches(data, 256)]
         if not self.batches:
-            raise ValueError("the data are empty: no batch held a sample")
+            raise ValueError("the data are empty, no batch has a sample: pass at least one")
         self.targets = torch.cat([y for _, y in self.batches])
         self.likelihood = likelihood or (Gaussian() if self.targets.is_floating_point() else Categorical())
         self.before = self.of(model)
         if not torch.isfinite(self.before.norm()):
             raise ValueError(
-                "the outputs of the model on the data are not finite, or overflow, so no change of them can be measured: look at its "
+                "the outputs of the model on the data are not finite, or overflow, so their change cannot be measured: check the "
                 "weights, or rescale the inputs"
             )
         self.likelihood.check(self.before.shape[1], self.targets)

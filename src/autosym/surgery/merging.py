@@ -1,8 +1,8 @@
-"""Paths as ordinary layers of torch: convolutions merge into one convolution, dense maps into one dense layer.
+"""Paths as ordinary torch layers: convolutions merge into one convolution, dense maps into one dense layer.
 
     1/n sum_i (W_i x + b_i)  =  (1/n sum_i W_i) x + 1/n sum_i b_i
 
-What torch has no layer for are the four small modules below; all export with ``torch.export`` and to ONNX.
+Four small modules below cover what torch has no layer for. All export with ``torch.export`` and to ONNX.
 """
 
 import math
@@ -16,7 +16,7 @@ from autosym.linear.path import Path
 from autosym.linear.plain import Convolution, Factors, Matrix, Plain, Pooled, units
 from autosym.nn.layers import Branch, Relaxed
 
-LAYERS = (Relaxed, Branch, Path)  # what has a plain form
+LAYERS = (Relaxed, Branch, Path)  # the modules with a plain form
 PADDING = {
     (False, "zeros"): nn.ZeroPad2d,
     (False, "circular"): nn.CircularPad2d,
@@ -30,7 +30,7 @@ PADDING = {
 
 
 class Polyphase(nn.Module):
-    """The polyphase grid of (B, C, H, W) with the largest norm, for every sample its own (``layers.polyphase``)."""
+    """The polyphase grid of (B, C, H, W) with the largest norm, chosen for each sample (``layers.polyphase``)."""
 
     def __init__(self, stride: int):
         super().__init__()
@@ -83,7 +83,7 @@ class Offset(nn.Module):
 
 
 class Sum(nn.ModuleList):
-    """The sum of what its parts make of one input."""
+    """y = sum_i part_i(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         first, *rest = [part(x) for part in self]
@@ -94,11 +94,14 @@ class Sum(nn.ModuleList):
 def plain(
     name: str, layer: nn.Module, dropped: Collection[tuple[str, str]] = (), in_shape: tuple[int, ...] | None = None
 ) -> nn.Module:
-    """The layer without what is dropped, (path, "weights" or "bias"), as layers of torch's; ``in_shape`` is that of one input, if known."""
+    """The layer as torch layers, without the ``dropped`` parts: pairs of a path and "weights" or "bias".
+
+    ``in_shape`` is the shape of one input, if known.
+    """
     relaxed = layer if isinstance(layer, Relaxed) else Relaxed({}, {"alone": layer})
     own = [branch.in_shape for branch in relaxed.values() if isinstance(branch, (Branch, Path))]
-    in_shape = in_shape or max(filter(None, own), key=len, default=None)  # some may share their weights over the first axes
-    values: tuple[list[Plain], list[Plain]] = ([], [])  # of symmetric paths, and of free ones
+    in_shape = in_shape or max(filter(None, own), key=len, default=None)  # a shorter one leaves out axes that share weights
+    values: tuple[list[Plain], list[Plain]] = ([], [])  # symmetric paths, free paths
     biases: tuple[list[Tensor | None], list[Tensor | None]] = ([], [])
     for path, branch in relaxed.items():
         known = branch if isinstance(branch, (Branch, Path)) else None
@@ -106,8 +109,8 @@ def plain(
         value = known.plain(in_shape) if known is not None and kept else None
         if known is None or (kept and value is None):
             raise ValueError(
-                f"harden has no plain form for {path} of {name} ({type(branch).__name__}): replace it before; or, if it is a Path or a "
-                "Branch, pass data, which show the shape of its inputs, or write its plain()"
+                f"harden has no plain form for {path} of {name} ({type(branch).__name__}): replace it first; or, if it is a Path or "
+                "a Branch, pass data to show the shape of its inputs, or write its plain() method"
             )
         if value is not None:
             values[free].append(value)
@@ -115,9 +118,11 @@ def plain(
             biases[free].append(known.offset())
     inner, outer = _sum(biases[0]), _sum(biases[1])
     if not any(values):
-        raise ValueError(f"every path of {name} would be dropped, but a layer needs one")
+        raise ValueError(f"every path of {name} would be dropped, but a layer needs at least one: keep one")
     if relaxed.stride > 1 and not values[0] and not _by_channel(inner):
-        raise ValueError(f"the symmetric paths of {name} would be dropped, but not their bias, which depends on position")
+        raise ValueError(
+            f"the symmetric paths of {name} would be dropped, but not their bias, which depends on position: use a smaller tolerance"
+        )
     made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
     return made.to(next(layer.parameters())).train(layer.training)
 
@@ -125,8 +130,8 @@ def plain(
 def _mean(
     symmetric: list[Plain], free: list[Plain], inner: Tensor | None, outer: Tensor | None, stride: int, scale: float
 ) -> nn.Module:
-    """scale (polyphase(sum of symmetric + inner) + sum of free + outer), in as few layers as it takes."""
-    if stride == 1 or not symmetric:  # a bias alone that is the same everywhere is the same on every grid
+    """scale (polyphase(sum of symmetric + inner) + sum of free + outer), in as few layers as possible."""
+    if stride == 1 or not symmetric:  # a lone bias that is constant over positions is the same on every grid
         return _whole(*_merge([*symmetric, *free], inner, outer, scale), scale)
     chosen = nn.Sequential(_whole(*_merge(symmetric, inner, None, scale), scale), Polyphase(stride))
     others, left = _merge(free, None, outer, scale)
@@ -141,13 +146,16 @@ def _whole(parts: Sequence[nn.Module], offset: Tensor | None, scale: float) -> n
 def _merge(
     values: Sequence[Plain], inner: Tensor | None, outer: Tensor | None, scale: float
 ) -> tuple[list[nn.Module], Tensor | None]:
-    """Layers whose sum is scale (sum of values + inner + outer), but for the bias returned, which none of them has room for."""
+    """Layers and a bias: sum of layers + scale bias = scale (sum of values + inner + outer).
+
+    The bias is None unless no layer can hold it.
+    """
     convs = [v for v in values if isinstance(v, Convolution)]
     pools = [v for v in values if isinstance(v, Pooled)]
     factors = [v for v in values if isinstance(v, Factors) and not _smaller_as_dense(v)]
     dense: list[Plain] = [v for v in values if isinstance(v, (Matrix, Factors)) and v not in factors]
     in_shape = max((v.in_shape for v in dense if isinstance(v, Matrix)), key=len, default=None)
-    if in_shape is not None:  # a convolution is a dense map too, and adds nothing to one
+    if in_shape is not None:  # merged into a dense map, a convolution needs no more weights
         dense, convs = [*dense, *convs], []
     if not convs or not _by_channel(inner):
         inner, outer = None, _sum([inner, outer])
@@ -155,7 +163,7 @@ def _merge(
         inner, outer = _sum([inner, outer]), None
     parts: list[nn.Module] = [_convolutions(convs, inner, scale)] if convs else []
     if dense:
-        shared = [v for v in dense if isinstance(v, Matrix) and v.in_shape != in_shape]  # by positions
+        shared = [v for v in dense if isinstance(v, Matrix) and v.in_shape != in_shape]  # over positions
         whole = [v for v in dense if v not in shared]
         parts.append(_dense([*whole, *pools, *factors], in_shape, outer, scale))
         parts += [_dense([v], v.in_shape, None, scale) for v in shared]
@@ -167,7 +175,7 @@ def _merge(
 
 
 def _dense(values: Sequence[Plain], in_shape: tuple[int, ...] | None, bias: Tensor | None, scale: float) -> nn.Module:
-    """One dense layer; on maps, between flattening and its opposite."""
+    """One dense layer; on maps, between a Flatten and an Unflatten."""
     first = values[0]
     assert isinstance(first, (Matrix, Factors))
     out_shape = first.out_shape
@@ -179,12 +187,12 @@ def _dense(values: Sequence[Plain], in_shape: tuple[int, ...] | None, bias: Tens
     _set(linear, weight, bias, scale)
     if len(out_shape) == 1 and in_shape is not None and len(in_shape) == 1:
         return linear
-    start = 1 if in_shape is None else -len(in_shape)  # axes before those are positions that share the weights
+    start = 1 if in_shape is None else -len(in_shape)  # earlier axes are positions that share the weights
     return nn.Sequential(nn.Flatten(start), linear, nn.Unflatten(-1, out_shape))
 
 
 def _pooled(pools: Sequence[Pooled], bias: Tensor | None, scale: float) -> nn.Module:
-    """A dense layer on the means over positions of flattened maps."""
+    """A dense layer on flattened maps, averaged over positions."""
     weight = torch.stack([v.weight for v in pools]).sum(0)
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None)
     _set(linear, weight, bias, scale)
@@ -197,7 +205,7 @@ def _two_factors(v: Factors, bias: Tensor | None, scale: float) -> TwoFactors:
 
 
 def _convolutions(convs: Sequence[Convolution], bias: Tensor | None, scale: float) -> nn.Module:
-    """One convolution for all of one form."""
+    """One convolution for each form."""
     merged: dict[tuple, Tensor] = {}
     for conv in convs:
         merged[conv.form] = merged.get(conv.form, 0) + conv.filters
@@ -208,7 +216,7 @@ def _convolutions(convs: Sequence[Convolution], bias: Tensor | None, scale: floa
 
 
 def _convolution(form: tuple, filters: Tensor, bias: Tensor | None, scale: float) -> nn.Module:
-    """torch's convolution of that form; where its padding differs by side, and is not what torch calls "same", padded before."""
+    """torch's convolution of that form. If its padding differs by side, and is not torch's "same", a padding layer comes first."""
     kernel, stride, padding, dilation, groups, mode, sequences = form
     left, right, top, bottom = padding
     line = slice(1, None) if sequences else slice(None)
@@ -243,7 +251,7 @@ def _smaller_as_dense(v: Factors) -> bool:
 
 
 def _matrix(v: Plain, in_shape: tuple[int, ...] | None) -> Tensor:
-    """(out, in) of a linear map of flat inputs."""
+    """The matrix (out, in) of a linear map of flat inputs."""
     if isinstance(v, Matrix):
         return v.weight
     if isinstance(v, Pooled):
@@ -255,7 +263,7 @@ def _matrix(v: Plain, in_shape: tuple[int, ...] | None) -> Tensor:
 
 
 def _by_channel(bias: Tensor | None) -> bool:
-    """Whether it is the same everywhere."""
+    """Whether the bias is the same at every position."""
     return bias is None or math.prod(bias.shape[1:]) == 1
 
 

@@ -1,4 +1,4 @@
-"""What one forward pass shows of a user's model: every layer's inputs and outputs, and which flat inputs were maps."""
+"""What one forward pass shows about a user's model: the inputs and outputs of every layer, and which flat inputs were maps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +14,21 @@ FLATTENING = ("flatten", "reshape", "view")
 
 @dataclass
 class Seen:
-    """The calls of one module; shapes are without the batch."""
+    """The calls of one module; shapes leave out the batch axis."""
 
     calls: int = 0
     by_sample: bool = True  # one positional tensor whose first axis is the batch
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
     x: Tensor | None = None  # the input of a convolution
-    flat: tuple[int, ...] = ()  # the shape of which the input is the flat form, where that was seen
-    maps: tuple[int, ...] = ()  # the same (C, ...), where C are known to be the channels of a convolution
+    flat: tuple[int, ...] = ()  # the shape of the input before it was flattened, if seen
+    maps: tuple[int, ...] = ()  # the same (C, ...), if C is known to count the channels of a convolution
     convolved: bool = False  # whether a convolution came before
-    after: nn.Module | None = None  # the layer whose output is the input, as it is
+    after: nn.Module | None = None  # the layer whose output is the input, unchanged
 
 
 class _Flattened(TorchFunctionMode):
-    """Remembers tensors (B, C ...) that were made flat, in a module or in a function, and whether axes were ever exchanged."""
+    """Remembers tensors (B, C, ...) that a module or a function flattened, and whether axes were ever permuted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class _Flattened(TorchFunctionMode):
         if getattr(func, "__name__", "") in FLATTENING and isinstance(result, Tensor) and result.dim() == 2:
             x = args[0] if args and isinstance(args[0], Tensor) else result
             if x.dim() > 2 and len(x) == len(result):
-                self.maps[result.data_ptr()] = (result, tuple(x.shape[1:]))  # kept, so that its place is not used again
+                self.maps[result.data_ptr()] = (result, tuple(x.shape[1:]))  # kept, so that its memory is not reused
         return result
 
 
 def _is_permuted(x: Any, y: Any) -> bool:
-    """Whether y is a view of x with its axes in another order, by whichever function."""
+    """Whether y is a view of x with its axes in another order, whatever function made it."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x is y or x.data_ptr() != y.data_ptr():
         return False
     a, b = ([axis for axis in zip(t.shape, t.stride(), strict=True) if axis[0] > 1] for t in (x, y))
@@ -55,7 +55,7 @@ def _is_permuted(x: Any, y: Any) -> bool:
 
 @dataclass
 class Observation:
-    """By module, what was seen of it; ``outputs`` are those of the model."""
+    """What was seen of each module; ``outputs`` are the model's outputs."""
 
     outputs: Any = None
     modules: dict[nn.Module, Seen] = field(default_factory=dict)
@@ -66,9 +66,9 @@ class Observation:
 
 @torch.no_grad()
 def observe(model: nn.Module, example: Tensor) -> Observation:
-    """Run ``model`` on ``example`` once, without a graph."""
+    """Run ``model`` once on ``example``, without gradients."""
     seen = Observation()
-    kept: list[Tensor] = []  # while tensors live, their places in memory tell them apart
+    kept: list[Tensor] = []  # while tensors live, their addresses tell them apart
     producers: dict[int, nn.Module] = {}
     flattened = _Flattened()
     convolution: tuple[int, ...] = ()
@@ -85,13 +85,13 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
         record.after, record.convolved = producers.get(id(x)), bool(convolution)
         if x.dim() == 2 and x.data_ptr() in flattened.maps:
             maps = record.flat = flattened.maps[x.data_ptr()][1]
-            # Only if they are the channels of a convolution: tokens (T, D) have none. Where axes were exchanged, and another one is as
-            # long, it is not known which of them are the channels.
+            # Maps need the channels of a convolution: tokens (T, D) have none. If axes were permuted and another axis is as long
+            # as the channels, it is unknown which one the channels are.
             known = len(maps) == len(convolution) and maps[0] == convolution[0]
             record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
         if isinstance(module, (nn.Conv1d, nn.Conv2d)):
             convolution = record.out_shape
-            record.x = x.clone()  # what follows may change it in place
+            record.x = x.clone()  # later layers may change it in place
         kept.extend((x, output))
         if not list(module.children()):
             producers[id(output)] = module

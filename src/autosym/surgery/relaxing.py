@@ -1,10 +1,10 @@
-"""relax: a user's own network, with a free path beside the symmetric one in every layer that has a symmetry.
+"""relax: add a free path beside the symmetric one in every layer of a user's network that has a symmetry.
 
     conv(x)   ->  1/n (n conv(x) + free(x) + ...)             free(x) = 0 at the start: the function is the same
     W vec(x)  ->  1/2 (2 pool(x) + 2 (W vec(x) - pool(x)))    pool: the part of W that is constant over positions
 
-Of a factored free path only the output factor starts at zero. What is not relaxed is left as it is, and listed with the reason;
-parameters that the evidence cannot cover are frozen: point estimates outside of it.
+In a factored free path, only the output factor starts at zero. A layer that is not relaxed stays as it is, and is listed with
+the reason. Parameters that the evidence cannot cover are frozen: they are point estimates outside the evidence.
 """
 
 import copy
@@ -32,7 +32,7 @@ from autosym.surgery.observation import Observation, Seen, observe
 
 FREE = ("f-fc", "fc", "s-fc")
 RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
-LARGEST_FACTORS = 4 * 2**30  # bytes of the curvature of one layer's free paths: what needs more is kept as it is
+LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class LayerNote:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """What became of every layer that has parameters, in order; prints as a table."""
+    """What became of every layer with parameters, in the model's order; prints as a table."""
 
     layers: tuple[LayerNote, ...]
 
     def names(self, outcome: str) -> tuple[str, ...]:
-        """The layers of one outcome."""
+        """The names of layers with this outcome."""
         return tuple(note.layer for note in self.layers if note.outcome == outcome)
 
     def __str__(self) -> str:
@@ -62,10 +62,10 @@ class Relaxation:
         return "\n".join([table(rows, "<<<<<"), *self._nothing()])
 
     def _nothing(self) -> Iterator[str]:
-        """What to do where no layer was relaxed."""
+        """What to do if no layer was relaxed."""
         if not self.names("relaxed") and not {"Conv1d", "Conv2d"} & {note.kind for note in self.layers}:
-            yield "No layer was relaxed: relax frees convolutions (Conv1d, Conv2d) and dense layers on their maps, and there are none."
-            yield "Give it a network with convolutions, or build one by autosym.nn.build."
+            yield "No layer was relaxed: relax frees convolutions (Conv1d, Conv2d) and dense layers on their maps; this model has none."
+            yield "Give it a network with convolutions, or build one with autosym.nn.build."
         elif not self.names("relaxed"):
             yield "No layer was relaxed, for the reasons given."
 
@@ -80,11 +80,11 @@ def relax(
     """A copy of ``model`` that computes the same function, with a symmetric and a free path in its layers.
 
     ``example`` is a small batch of inputs; the free paths are made for maps of its size. ``paths`` names the free path of every
-    convolution ("f-fc", "fc", "s-fc", or several joined by "+"), or maps names of layers to theirs, and leaves all others as they are.
-    A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names layers, or modules with all they hold, to
-    leave as they are. ``fold`` puts batch normalisation into the layer before it, where it follows directly.
+    convolution: "f-fc", "fc", "s-fc", or several joined by "+". It may also be a dict from layer names to free paths; all other
+    layers then stay as they are. A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names
+    layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly before it.
 
-    ``model.relaxation`` of the result lists what was relaxed, kept, frozen and folded, and why.
+    ``relaxation`` of the returned model lists what was relaxed, kept, frozen and folded, and why.
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
     _refuse(model, example, paths, keep)
@@ -101,8 +101,8 @@ def relax(
     if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
         shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
         raise ValueError(
-            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part that does (is example "
-            "a batch, and not one sample?)"
+            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part of it that does (or is "
+            "example one sample instead of a batch?)"
         )
     if not torch.isfinite(seen.outputs).all():
         raise ValueError(
@@ -130,24 +130,24 @@ def relax(
 
 
 def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], keep: Sequence[str]) -> None:
-    """What cannot become a relaxed model, by name, before any work."""
+    """Refuse, before any work, what cannot become a relaxed model."""
     check_module(model)
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2:
         raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
     if not isinstance(paths, (str, Mapping)):
         raise TypeError(
-            f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or those of layers by name"
+            f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or give a dict from layers to paths"
         )
     if not len(example) or not torch.isfinite(example).all():
-        raise ValueError("example is empty, or not finite (NaN or Inf): take a few sound samples of the inputs, (B, ...)")
+        raise ValueError("example is empty, or not finite (NaN or Inf): take a few valid samples of the inputs, (B, ...)")
     if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
-        raise ValueError("the model has an attribute relaxation, or paths of autosym's, already: relax the plain model")
+        raise ValueError("the model already has an attribute relaxation, or autosym paths: relax the plain model")
     names = dict(model.named_modules())
     named = tuple(paths) if isinstance(paths, Mapping) else ()
     unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in RELAXABLE]
     if unknown:
         layers = ", ".join(name for name, module in names.items() if type(module) in RELAXABLE)
-        raise ValueError(f"the model has no module, or none to relax, {', '.join(unknown)}: its layers are {layers}")
+        raise ValueError(f"the model has no such module, or not one to relax: {', '.join(unknown)}; its layers are {layers}")
     for name, module in names.items():
         kind = f"{name} ({type(module).__name__})"
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
@@ -156,8 +156,8 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
             raise ValueError(f"{kind} is quantised: relax the model as it was before quantisation")
         if parametrize.is_parametrized(module) or (type(module) in RELAXABLE and "weight" not in module._parameters):
             raise ValueError(
-                f"{kind} is parametrised (weight_norm, spectral_norm, ...), so its weight is not a parameter of its own: remove that "
-                "first, by torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm"
+                f"{kind} is parametrised (weight_norm, spectral_norm, ...), so its weight is not a parameter of its own: first call "
+                "torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm"
             )
     owners: dict[int, str] = {}
     for name, module in names.items():
@@ -170,24 +170,24 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
 def _convert(
     model: nn.Module, name: str, module: nn.Module, seen: Seen, paths: str | Mapping[str, str], held: bool
 ) -> LayerNote:
-    """Relax one convolution or dense layer of the model, in place, or say why it stays."""
+    """Relax one convolution or dense layer of the model in place, or say why it stays as it is."""
     kind = type(module).__name__
     wanted = paths.get(name) if isinstance(paths, Mapping) else paths if not isinstance(module, nn.Linear) else "pool"
     trained = {parameter.requires_grad for parameter in module.parameters()}
     if trained == {False}:
-        return _frozen(name, module, "frozen in the model given")
+        return _frozen(name, module, "frozen in the given model")
     if seen.calls == 0:
         return _frozen(name, module, "took no part in the forward pass as a layer, so the evidence cannot cover it")
     if seen.calls > 1 and not held:
         raise ValueError(
             f"{name} ({kind}) is used {seen.calls} times in a forward pass: the curvature of a shared layer is not the sum of its "
-            f"uses; make one layer for each use, or leave it as it is, frozen, by keep=[{name!r}]"
+            f"uses; make one layer for each use, or keep it as it is, frozen, with keep=[{name!r}]"
         )
     if seen.calls > 1 or not seen.by_sample or module._forward_hooks or module._forward_pre_hooks:
-        why = "used more than once" if seen.calls > 1 else "does not see one tensor of the batch's samples, or has hooks"
+        why = "used more than once" if seen.calls > 1 else "its input is not one tensor (B, ...), or it has hooks"
         return _frozen(name, module, f"{why}, so the evidence cannot cover it")
     if held or wanted is None or len(trained) > 1:
-        why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the model given"
+        why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
         return LayerNote(name, kind, "kept", (), why)
     relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
     made, why = relaxed(name, module, seen, wanted)
@@ -199,7 +199,7 @@ def _convert(
 
 
 def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
-    """conv(x) as the mean of n conv(x) and free paths that start at zero; or None; and what there is to say."""
+    """conv(x) as the mean of n conv(x) and of free paths that start at zero, or None; and a note."""
     assert isinstance(conv, (nn.Conv1d, nn.Conv2d))
     free = wanted.split("+")
     if set(free) - set(FREE) or len(set(free)) < len(free):
@@ -209,7 +209,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     if len(seen.in_shape) != len(conv.kernel_size) + 1:
         raise ValueError(f"{name} saw an input without a batch, {seen.in_shape}: example must be a batch (B, ...)")
     if math.prod(seen.out_shape[1:]) == 1:
-        return None, "has one output position, so it shares its weights with no other"
+        return None, "has only one output position, so it shares no weights"
     with torch.device("meta"):
         size = sum(_factor_bytes(_free(path, seen.in_shape, seen.out_shape)) for path in free)
     if size > LARGEST_FACTORS:
@@ -248,21 +248,21 @@ def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tup
 
 
 def _why_not_pool(seen: Seen) -> str:
-    """Why a dense layer has no invariant part that could be told from the rest."""
+    """Why a dense layer has no invariant part to separate from the rest."""
     if len(seen.in_shape) > 1:
         alike = math.prod(seen.in_shape[:-1])
-        return f"acts on the last axis, alike at all {alike} places of the others: relax has no free path for that"
+        return f"acts on the last axis, the same at all {alike} positions of the other axes: relax has no free path for that"
     if not seen.flat:
-        return "a dense map has no symmetry to relax (its input was not seen to be maps, made flat just before it)"
+        return "a dense map has no symmetry to relax (relax saw no maps flattened just before it)"
     if not seen.convolved:
-        return f"a dense map of {seen.flat}, made flat, has no symmetry to relax: no convolution comes before it"
-    return f"a dense map of {seen.flat}, made flat, which are not known to be the maps of a convolution, channels first"
+        return f"a dense map of flattened {seen.flat} has no symmetry to relax: no convolution comes before it"
+    return f"a dense map of flattened {seen.flat}, not known to be the maps of a convolution, channels first"
 
 
 def _with(
     path: Path, weight: Tensor, bias: Tensor | None, shape: Sequence[int], out_shape: Sequence[int], scale: int
 ) -> nn.Module:
-    """The path with weights, and bias if there is one, of a layer of torch's, times ``scale``."""
+    """The path with the weights of a torch layer, and its bias if it has one, times ``scale``."""
     path.weight.data = scale * weight.detach().reshape(path.weight.shape)
     if bias is None:
         return path
@@ -282,9 +282,9 @@ def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> Branc
 
 @torch.no_grad()
 def _start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
-    """Set the output factor to zero, and remember the size at which the path's outputs would be as large as the symmetric ones.
+    """Set the output factor to zero, and store the weight size that makes the path's outputs as large as the symmetric path's.
 
-    Steps are relative to that size: neither path then runs ahead of the other, however large the pretrained weights are.
+    Steps are relative to that size. So neither path learns much faster than the other, however large the pretrained weights are.
     """
     factor = path.get_submodule(path.parts()["weights"][-1])
     assert isinstance(factor, Path)
@@ -296,13 +296,13 @@ def _start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
 
 
 def _factor_bytes(path: nn.Module) -> int:
-    """Of the Kronecker factors of all parts of a path, in float32."""
+    """Bytes of the Kronecker factors of all parts of a path, in float32."""
     shapes = [part.weight.shape for part in path.modules() if isinstance(part, Path)]
     return sum(4 * blocks * (rows**2 + columns**2) for blocks, rows, columns in shapes)
 
 
 def _approximate(conv: Conv, size: Sequence[int]) -> str:
-    """Where a convolution of this form, on maps of this size, is not exactly equivariant."""
+    """Whether a convolution of this form, on maps of this size, is exactly equivariant, and where it is not."""
     uneven = any(n % stride for n, stride in zip(size, conv.stride[-len(size) :], strict=True))
     notes = ["at the borders"] if conv.has_borders or uneven else []
     if conv.stride != (1, 1):
@@ -317,7 +317,7 @@ def _frozen(name: str, module: nn.Module, why: str) -> LayerNote:
 
 
 def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
-    """Put eval-mode batch normalisation into the layer whose output it takes, if it takes one's as it is."""
+    """Merge eval-mode batch normalisation into the layer directly before it; False if there is no such layer."""
     before = seen.of(norm).after
     once = before is not None and seen.of(norm).calls == 1 and seen.of(before).calls == 1
     if not once or type(before) not in RELAXABLE:
@@ -325,13 +325,13 @@ def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
     fuse = fuse_linear_bn_weights if isinstance(before, nn.Linear) else fuse_conv_bn_weights
     statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
     before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
-    before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also where there was none
+    before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also a new bias
     _replace(model, norm, nn.Identity())
     return True
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Under every name that the layer has: a model may hold it both by itself and in a Sequential."""
+    """Replace the layer under every name it has: a model may hold it both by itself and in a Sequential."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is old:
@@ -339,14 +339,14 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
-    """The same function, of layers that are all in use and that the evidence covers."""
+    """Check that the function is the same, that every relaxed layer is used, and that the evidence covers it."""
     if not any(parameter.requires_grad for parameter in relaxed.parameters()):
         raise ValueError(f"no layer is left to fit:\n{relaxed.relaxation}")
     try:
         seen = observe(relaxed, example)
     except Exception as error:
         raise ValueError(
-            f"the relaxed model cannot run ({type(error).__name__}: {error}): does forward() read attributes of a layer? Name that "
+            f"the relaxed model cannot run ({type(error).__name__}: {error}): if forward() reads attributes of a layer, name that "
             "layer in keep"
         ) from error
     for name, module in relaxed.named_modules():
@@ -354,8 +354,8 @@ def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
             raise ValueError(f"{name} was relaxed, but forward() does not call it by that name: name it in keep")
     if not (seen.outputs - before).abs().max() <= 1e-4 * before.abs().max() + 1e-12:
         raise ValueError(
-            "the relaxed model computes another function: with fold=True, some layer's output is used by others than its "
-            "normalisation; else forward() uses a layer in a way that is not seen: name it in keep"
+            "the relaxed model computes another function: with fold=True, a layer's output is used by more than its "
+            "normalisation; otherwise forward() uses a layer in a way that relax cannot see: name that layer in keep"
         )
     sites(relaxed)
     verify(relaxed, example[:2])

@@ -1,11 +1,11 @@
-"""simplify: the same fit without the paths that break a symmetry and have no evidence for them.
+"""simplify: drop the free paths that the data do not support.
 
     nats = log Z(all paths) - log Z(all but this one)
 
-Both are Laplace evidence at the weights of the fit, each at the precisions and the noise that are best for it: what a path is worth to this
-network as it is trained, which trained longer, or without the path, may need it more or less. A share tells how many of the effective
-parameters of its layer a path holds, and those may be few: on its way out, where the evidence is nearly flat, a path may hold half of them
-and be worth less than nothing.
+Both are Laplace evidence at the weights of the fit, each at its own best precisions and noise. So ``nats`` is the worth of a path
+to this network, as trained: trained longer, or without the path, the network may need it more or less. A share is different: it
+tells how many of the layer's effective parameters a path holds, and those may be few. While a path vanishes, the evidence is
+nearly flat: the path may hold half of them and still lower the evidence.
 """
 
 import copy
@@ -25,12 +25,12 @@ from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
 
-STEPS = 20  # of precisions and noise, in closed form: each network is judged at its best ones
+STEPS = 20  # closed-form steps of precisions and noise: each network is judged at its best ones
 
 
 @dataclass(frozen=True)
 class PathWorth:
-    """One path that breaks a symmetry: its share of its layer before, and the evidence that is lost without it alone."""
+    """One path that breaks a symmetry: its share of its layer before, and the evidence lost if only it is left out."""
 
     layer: str
     path: str
@@ -41,49 +41,52 @@ class PathWorth:
 
 @dataclass(frozen=True)
 class Simplification:
-    """What every path that breaks a symmetry is worth, which were left out, and the log evidence before and after; prints as a table.
+    """The worth of each path that breaks a symmetry, which were left out, and the log evidence before and after; prints as a table.
 
-    A path that is worth little by itself is kept if it is worth the threshold once others are left out.
+    A path worth little by itself is kept if it becomes worth the threshold once others are left out.
     """
 
     paths: tuple[PathWorth, ...]
-    log_evidence: tuple[float, float]  # at the best precisions and noise of each
-    cautions: tuple[Caution, ...] = ()  # those of the fit
+    log_evidence: tuple[float, float]  # before and after, each at its best precisions and noise
+    cautions: tuple[Caution, ...] = ()  # from the fit
 
     def __str__(self) -> str:
         rows = [("layer", "path", "share", "nats", "")]
         rows += [(p.layer, p.path, f"{p.share:.1%}", f"{p.nats:+.1f}", "left out" if p.left_out else "") for p in self.paths]
-        found = "log evidence {:.1f} before, {:.1f} after, precisions learned again in both".format(*self.log_evidence)
+        found = "log evidence {:.1f} before, {:.1f} after; precisions were learned again for both".format(*self.log_evidence)
         return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
 
 
 def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit:
-    """A fit of a copy of the model without paths that break a symmetry and are worth less than ``nats`` of evidence.
+    """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
 
-    ``data`` are those of the fit. Of the paths that break a symmetry which another of their layer keeps, those are left out, the one
-    with the least evidence for it first, without which the log evidence falls by less: their weights are zero, their precisions 1e12.
-    Each is tried once. Other weights are as they were; precisions and noise are learned again. It takes a pass of the evidence for each
-    such path, and another for each that is tried. A sparse path that is constant in space by its omega breaks nothing, but is tried too.
-    The record is ``simplification`` of the model of the fit returned; print it. ``options`` are those of ``autosym.curvature.kfac``.
+    ``data`` must be the data of the fit. A path is a candidate if it breaks a symmetry that another path of its layer keeps.
+    Candidates are tried once each, the one with the least evidence first. A candidate is left out if the log evidence then falls
+    by less than ``nats``: its weights become zero and its precisions 1e12. Other weights do not change; precisions and noise are
+    learned again. This computes the evidence once for each candidate, and again for each one tried. A sparse path whose omega
+    makes it constant in space breaks nothing, but is a candidate too. ``options`` go to ``autosym.curvature.kfac``. Print
+    ``simplification`` of the returned fit's model to see what was done.
     """
     if not isinstance(fitted, Fit):
         raise TypeError(
-            f"simplify takes the Fit that autosym.fit returned, got a {type(fitted).__name__}: of a model, it is "
+            f"simplify takes a Fit, as autosym.fit returns, got a {type(fitted).__name__}: for a model, call "
             "simplify(autosym.fit(model, data), data)"
         )
     if fitted.schedule.step == "none":
         raise ValueError("simplify compares evidence at learned precisions: fit without step='none'")
     if math.isfinite(fitted.prior.nu):
-        raise ValueError("simplify compares evidence under Gaussian priors, not the bound of Student-t ones: fit without nu")
+        raise ValueError(
+            "simplify compares evidence under Gaussian priors, not the bound under Student-t priors: fit without nu"
+        )
     if not isinstance(fitted.estimate, Laplace):
-        raise ValueError("simplify compares evidence by Kronecker factors: fit without kernel=")
+        raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
     candidates = {f"{path.layer}.{path.path}".lstrip("."): path for path in found.optional()}
     if not candidates:
         raise ValueError(
-            "no path that has a share breaks a symmetry which another of its layer keeps, so there is nothing to leave out"
+            "no path with a share breaks a symmetry that another path of its layer keeps, so there is nothing to leave out"
         )
     simplest = _without(fitted, (), data, options)
     _refuse_other_data(fitted, simplest)
@@ -107,7 +110,7 @@ def _log_evidence(fitted: Fit) -> float:
 
 @torch.no_grad()
 def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any]) -> Fit:
-    """The fit with the paths of these names at zero, and its evidence."""
+    """The fit with the named paths at zero, and its evidence."""
     model, prior = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior)
     for name, parameter in model.named_parameters():
         if any(is_under(name, stem) for stem in stems):
@@ -136,6 +139,6 @@ def _refuse_other_data(fitted: Fit, again: Fit) -> None:
     same = alike(fitted.estimate.fingerprint, again.estimate.fingerprint)
     if fitted.evidence.samples != again.evidence.samples or not same:
         raise ValueError(
-            f"the fit was to {fitted.evidence.samples} samples and these are {again.evidence.samples}, or others: pass the data of the fit "
-            "(its evidence_data, where it had some)"
+            f"the fit had {fitted.evidence.samples} samples, these are {again.evidence.samples} samples, or other ones: pass the data "
+            "of the fit (its evidence_data, if it had some)"
         )
