@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autosym.nn import nets
-from autosym.papers import datasets
+from autosym.papers import datasets, measuring
 from autosym.papers.measuring import METHODS, train_and_measure, write
 from autosym.report import run_files
 from autosym.report.drawing import draw_precisions, draw_shares, print_table
@@ -26,18 +26,19 @@ Pair = tuple[Tensor, Tensor]
 RESULTS = Path("results")
 
 
-@dataclass(frozen=True)
-class Run:
+def file_of(run: Any) -> Path:
+    """Where the result of a cell is kept, without suffix: letters, digits, '.', '_' and '-' only."""
+    part = "" if run.samples is None else f"-samples{run.samples}"
+    stem = f"{run.name.removeprefix(run.table + '/')}{part}-seed{run.seed}"
+    return Path(run.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(measuring.Run):
     """One cell of a table: a network on a dataset variant, by MAP or evidence. Width, batch and priors are the paper's."""
 
     table: str
-    task: str
-    model: str
-    method: str = "evidence"
     prior: str = "theta"
-    seed: int = 0
-    epochs: int = 100
-    lr: float = 0.05
     trust: float = 2.0
     every: int | None = None
     batch_size: int = 128
@@ -53,12 +54,7 @@ class Run:
         prior = [] if self.prior == "theta" else [self.prior]
         return "/".join([self.table, *task, *model, *prior, self.method])
 
-    @property
-    def file(self) -> Path:
-        """Where its result is kept, without suffix: letters, digits, '.', '_' and '-' only."""
-        part = "" if self.samples is None else f"-samples{self.samples}"
-        stem = f"{self.name.removeprefix(self.table + '/')}{part}-seed{self.seed}"
-        return Path(self.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
+    file = property(file_of)
 
 
 def tensors(run: Run, folder: Path | None) -> tuple[Pair, Pair, int]:

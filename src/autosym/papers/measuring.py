@@ -4,7 +4,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,29 @@ def check_results(rows: Sequence[Mapping[str, Any]], folder: Path, table: str) -
         )
 
 
+@dataclass(frozen=True)
+class Run:
+    """What every run says of itself. An experiment adds what else it varies."""
+
+    task: str
+    model: str
+    method: str = "evidence"
+    seed: int = 0
+    epochs: int = 100
+    lr: float = 0.05
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        raise NotImplementedError
+
+
 def train_and_measure(
     build: Callable[[], nn.Module],
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     schedule: Schedule,
-    run: Any,
+    run: Run,
     progress: bool | str = False,
     out: Path | None = None,
     resume: bool = False,
@@ -49,8 +66,8 @@ def train_and_measure(
 ) -> dict[str, Any]:
     """Fit a network made after seeding, in the precision of the inputs; on a CPU with one thread: the number of cores changes nothing.
 
-    ``run`` is a frozen dataclass with name, task, model, method, epochs and seed; it is written beside the result. ``out`` is the
-    folder of the run's history, checkpoint, and report.json: what a report needs beyond the result.
+    ``run`` is written beside the result. ``out`` is the folder of the run's history, checkpoint, and report.json: what a report needs
+    beyond the result.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
@@ -118,7 +135,7 @@ def start_anew(out: Path, resume: bool) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def _command(run: Any) -> str:
+def _command(run: Run) -> str:
     """What repeats a run with the experiment's other settings, which stand beside it."""
     samples = getattr(run, "samples", None)
     part = "" if samples is None else f" --samples {samples}"
