@@ -70,34 +70,29 @@ def _quadrants(folder: Path | None, seed: int, with_quadrant: bool) -> tuple[Pai
     return parts[0], parts[1], 40 if with_quadrant else 10
 
 
-def _mnist(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+def _mnist(folder: Path | None, seed: int, change: str) -> tuple[Pair, Pair, int]:
     parts = []
     for part, (images, labels) in enumerate(datasets.mnist(folder)):
         x = datasets.resized(datasets.as_floats(images))
-        parts.append((datasets.normalised(_changed(x, seed + part, change), *datasets.MNIST), labels))
+        parts.append((datasets.normalised(datasets.CHANGES[change](x, seed + part), *datasets.MNIST), labels))
     return parts[0], parts[1], 10
 
 
-def _cifar10(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+def _cifar10(folder: Path | None, seed: int, change: str) -> tuple[Pair, Pair, int]:
     parts = []
     for part, (images, labels) in enumerate(datasets.cifar10(folder)):
-        x = _changed(datasets.as_floats(images), seed + part, change)
+        x = datasets.CHANGES[change](datasets.as_floats(images), seed + part)
         parts.append((datasets.normalised(x, *datasets.CIFAR10), labels))
     return parts[0], parts[1], 10
-
-
-def _changed(x: Tensor, seed: int, change: str | None) -> Tensor:
-    changes = {None: lambda x, _: x, "rotated": datasets.rotated, "translated": datasets.translated, "scaled": datasets.scaled}
-    return changes[change](x, seed)
 
 
 DATASETS = {
     "digit": partial(_quadrants, with_quadrant=False),
     "digit+quadrant": partial(_quadrants, with_quadrant=True),
-    "mnist": partial(_mnist, change=None),
+    "mnist": partial(_mnist, change="regular"),
     "translated-mnist": partial(_mnist, change="translated"),
     "rotated-mnist": partial(_mnist, change="rotated"),
-    "cifar-10": partial(_cifar10, change=None),
+    "cifar-10": partial(_cifar10, change="regular"),
     "rotated-cifar-10": partial(_cifar10, change="rotated"),
 }
 

@@ -12,7 +12,7 @@ convolutional network averaged over transformations of its input, trained by ``f
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -157,20 +157,8 @@ def _variant(cifar: bool, task: str, seed: int, folder: Path | None) -> tuple[Pa
     for part, (images, labels) in enumerate(datasets.cifar10(folder) if cifar else datasets.mnist(folder)):
         x = datasets.as_floats(images)
         x = datasets.normalised(x, *datasets.CIFAR10) if cifar else x
-        parts.append((_changed(x, task, 2 * seed + part), labels))
+        parts.append((datasets.CHANGES[task](x, 2 * seed + part), labels))
     return parts[0], parts[1]
-
-
-def _changed(x: Tensor, task: str, seed: int) -> Tensor:
-    changes: dict[str, Callable[[Tensor, int], Tensor]] = {
-        "regular": lambda x, _: x,
-        "full": datasets.rotated,
-        "half": partial(datasets.rotated, degrees=90.0),
-        "rotated": datasets.rotated,
-        "translated": datasets.translated,
-        "scaled": datasets.scaled,
-    }
-    return changes[task](x, seed)
 
 
 def features(run: Run, shape: Sequence[int]) -> nn.Module:
