@@ -15,6 +15,7 @@ from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from autosym.nn import layers
+from own import Cross, Gained, Mix, RowMean
 
 
 def group_paths():
@@ -89,6 +90,10 @@ PATHS = [
         ("bias of positions expand", lambda: Bias((1, 2, 4), (3, 2, 4), expand=True), (3, 2)),
         ("bias of middle axis expand", lambda: Bias((2, 1, 4, 1), (2, 3, 4, 5), expand=True), (3, 2)),
         ("bias of hidden channels expand", lambda: Bias((3, 1), (3, 2), expand=True), (2, 4, 4)),
+        ("own row mean", lambda: RowMean(2, 3), (2, 5, 4)),
+        ("own cross", lambda: Cross(2, 3), (2, 5, 4)),
+        ("own gain", lambda: Gained(4, 3), (4,)),
+        ("own mix", lambda: Mix(2, 3), (8, 4, 4)),
         *group_paths(),
         *sparse_paths(),
     ]

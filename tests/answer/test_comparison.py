@@ -12,7 +12,7 @@ import oracles
 from autosym.answer.comparison import short_of_mode
 from autosym.bayes.likelihoods import Gaussian
 from autosym.bayes.priors import Prior
-from autosym.evidence import laplace, wording
+from autosym.evidence import laplace, verdicts
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
 from models import images, regression, small
@@ -201,10 +201,11 @@ def test_the_distance_from_a_mode_is_of_the_training_data(other):
         (lambda data: fitted(data=data, nu=4.0), "lower bound of the Laplace evidence under a Student-t prior"),
         (lambda data: fitted(data=data, step="none"), "were not learned"),
         (lambda data: fitted(data=data, model=small("f-fc")), "products of two factors"),
-        (lambda data: fitted(data=data, model=small("gconv:c4")), "group convolutions"),
+        (lambda data: fitted(data=data, model=small("s-fc")), "products of two factors"),
+        (lambda data: fitted(data=data, model=small("gconv:c4")), "curvature of GroupConv is smaller"),
         (lambda data: fitted(data=(2 * data[0], data[1])), "inputs are not those of others"),
     ],
-    ids=["sampled", "bound", "map", "factored", "group", "inputs"],
+    ids=["sampled", "bound", "map", "factored", "sparse", "group", "inputs"],
 )
 def test_what_does_not_compare_is_warned_of(other, word):
     data = images()
@@ -229,7 +230,7 @@ def test_a_model_that_is_no_better_than_guessing_is_warned_of():
     easy = autosym.compare([small("fc"), small("f-fc")], (x, y), epochs=40)
     assert easy.best.log_evidence > -guess
     assert not any("below that of guessing" in warning for warning in easy.best.warnings)
-    little = wording.gained(easy.best.log_evidence, 60, 3) < wording.LITTLE
+    little = verdicts.gained(easy.best.log_evidence, 60, 3) < verdicts.LITTLE
     assert any("better than guessing" in warning for warning in easy.best.warnings) == little
 
 

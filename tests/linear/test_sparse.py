@@ -14,7 +14,7 @@ from autosym.curvature.owners import sites
 from autosym.evidence import laplace
 from autosym.linear.conv import Conv
 from autosym.linear.factored import FactoredIn, FactoredOut
-from autosym.linear.sparse import SMOOTH, Basis, SparseConv, SparseIn, Tangents, grid, spread
+from autosym.linear.sparse import SMOOTH, Basis, SparseConv, SparseIn, grid, spread
 from autosym.nn import layers, nets
 from models import KINDS, curvature, draw, randomised
 
@@ -109,7 +109,7 @@ def test_tangents_are_finite_differences(omega, name, make, positions, shape, sc
     path = set_omega(randomised(make(positions // 2, True, True)), omega)
     x = torch.randn(2, *shape, dtype=torch.float64)
     parameter, step = path.get_parameter(f"basis.{scalar}"), 1e-5
-    tangents = Tangents(path, scalar, x).tangents
+    tangents = path.definition(f"basis.{scalar}")(x).tangents
     assert tangents.shape == (2, parameter.numel(), *path(x).shape[1:])
     assert tangents.abs().max() > 1e-3
     with torch.no_grad():

@@ -236,6 +236,17 @@ def test_natural_steps_come_to_the_exact_posterior():
     assert float(bound) == pytest.approx(float(exact.at(phi, y, 1.7, 0.09).log_evidence), rel=1e-8)
 
 
+def test_the_curvature_of_the_data_follows_the_noise():
+    """H is in units of it: the noise that doubles its variance, by TRUST a time, shrinks H with it."""
+    head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
+    natural = last_layer.Natural(head, likelihood, 10)
+    natural.memory.fill_(1)
+    natural.gather(torch.ones(2, 4, 4).double(), torch.tensor(2 * 0.09 * 20))
+    natural.refresh()
+    assert float(likelihood.log_variance.detach()) == pytest.approx(math.log(0.09) + last_layer.TRUST)
+    assert_close(natural.data, torch.full((2, 4, 4), math.exp(-last_layer.TRUST)).double())
+
+
 @pytest.mark.parametrize("bounded", [True, False])
 def test_a_step_by_an_old_curvature_goes_no_further_than_the_present_one_allows(bounded):
     """H knows nothing yet of where features vary: its whole step would end below the start."""

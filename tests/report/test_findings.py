@@ -211,14 +211,14 @@ def test_every_path_with_positions_has_pictures(name):
 
 def test_pictures_of_a_path_are_its_weights():
     dense = Dense((2, 3, 5), (4,))
-    assert torch.equal(findings.pictures(dense), dense.weight.detach().double().view(8, 3, 5))
+    assert torch.equal(dense.pictures().double(), dense.weight.detach().double().view(8, 3, 5))
     factored = layers.Factored((2, 3, 5), (4, 2, 6))
-    assert torch.equal(findings.pictures(factored.theta_1)[1], factored.theta_1.weight.detach().double()[0, :, 1].view(2, 6))
+    assert torch.equal(factored.theta_1.pictures()[1].double(), factored.theta_1.weight.detach().double()[0, :, 1].view(2, 6))
     sparse = layers.SparseFactored((2, 3, 5), (4, 2, 6), 7, 5)
     through = sparse.u_1.weight[1, :, 0].double() @ sparse.u_1.basis().double()
-    assert findings.pictures(sparse.u_1)[2].flatten() == pytest.approx(through.detach())
-    assert findings.pictures(Bias((3,))) is None
-    assert findings.pictures(Dense((5,), (3,))) is None
+    assert sparse.u_1.pictures()[2].flatten() == pytest.approx(through.detach())
+    assert Bias((3,)).pictures() is None
+    assert Dense((5,), (3,)).pictures() is None
     wide = findings.strongest(torch.randn(20, 40, 33).double())
     assert wide.shape == (findings.PICTURES, findings.SIDE, findings.SIDE)
 

@@ -18,11 +18,8 @@ from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
-from autosym.evidence import wording
-from autosym.linear.factored import FactoredOut
-from autosym.linear.group_conv import GroupConv
+from autosym.evidence import verdicts
 from autosym.linear.path import Path
-from autosym.linear.sparse import SparseOut
 from autosym.runtime.batching import Data
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
@@ -212,32 +209,39 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
     def rest(same: Any) -> list[str]:
         return [other for other, f in others.items() if same(f) != same(own)]
 
+    def factored(f: Fit) -> bool:
+        return any(path.factored for path in _paths(f))
+
+    def understated(f: Fit) -> list[str]:
+        return sorted({type(path).__name__ for path in _paths(f) if path.understated})
+
     if own.schedule.sampled_end and rest(lambda f: f.schedule.sampled_end):
         yield "its curvature is sampled (sampled_end), which makes the evidence too large; that of others is exact"
     if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):
         yield f"its value is a lower bound of {own.evidence.bound_of}, that of others is an estimate"
     if own.schedule.step == "none" and rest(lambda f: f.schedule.step):
         yield "its precisions were not learned (step='none'), those of others were: it may be its prior that is compared"
-    if _has(own.model, FactoredOut, SparseOut) and rest(lambda f: _has(f.model, FactoredOut, SparseOut)):
+    if factored(own) and rest(factored):
         yield "it has maps that are products of two factors, others have not: Laplace depends on the parametrisation"
-    if _has(own.model, GroupConv) and rest(lambda f: _has(f.model, GroupConv)):
-        yield "the Kronecker curvature of group convolutions is smaller, against the exact one, than that of others (docs/evidence.md)"
+    if understated(own) and rest(understated):
+        kinds = ", ".join(understated(own))
+        yield f"the Kronecker curvature of {kinds} is smaller, against the exact one, than that of others (docs/evidence.md)"
     if not all(alike(own.laplace.fingerprint, f.laplace.fingerprint) for f in others.values()):
         yield "its inputs are not those of others (scaled or cut otherwise?): make sure that they are the same samples"
 
 
-def _has(model: nn.Module, *kinds: type[Path]) -> bool:
-    return any(isinstance(module, kinds) for module in model.modules())
+def _paths(fitted: Fit) -> list[Path]:
+    return [module for module in fitted.model.modules() if isinstance(module, Path)]
 
 
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
     """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
     classes = likelihoods.classes(fitted.likelihood, fitted.laplace.curvature.outputs)
     if classes is not None:
-        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
+        part = verdicts.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
         if part < 0:
             yield f"its evidence is below that of guessing one of {classes} classes: it explains nothing (yet); train longer"
-        elif part < wording.LITTLE:
+        elif part < verdicts.LITTLE:
             yield f"its evidence is {part:.0%} better than guessing one of {classes} classes, little: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"

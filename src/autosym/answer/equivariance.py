@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS, Group, translations
-from autosym.nn.layers import Affine, Relaxed
+from autosym.linear.path import Path
+from autosym.nn.layers import Branch, Relaxed
 from autosym.runtime.batching import Data, batches, check_finite, check_module
 from autosym.runtime.tables import table
 
@@ -88,8 +88,8 @@ def assert_equivariant(
 ) -> None:
     """Raise an AssertionError unless ``layer`` commutes with every element of ``group`` on the batch ``example``.
 
-    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a group convolution that
-    takes lifted features; the output is lifted if it is a group convolution, or a relaxed layer with one.
+    The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a path that
+    ``takes`` lifted features; the output is lifted if the layer says so (``lifted``), as group convolutions do.
     """
     if isinstance(layer, type) or not callable(layer):
         check_module(layer)
@@ -178,14 +178,13 @@ def _error(after: Tensor, y: Tensor, layer: object, group: Group, g: int, size: 
 
 def _lifted_input(layer: object) -> Group | None:
     """The group whose fields the input's channels are, if of any."""
-    modules = layer.modules() if isinstance(layer, (GroupConv, Affine, Relaxed)) else ()
-    return next((m.group for m in modules if isinstance(m, GroupConv) and not m.lift), None)
+    modules = layer.modules() if isinstance(layer, (Path, Branch, Relaxed)) else ()
+    return next((m.takes for m in modules if isinstance(m, Path) and m.takes is not None), None)
 
 
 def _lifted_output(layer: object) -> Group | None:
     """The group whose fields the output's channels are, if of any."""
-    path = layer.linear if isinstance(layer, Affine) else layer
-    return path.group if isinstance(path, GroupConv) else getattr(layer, "lifted", None)
+    return getattr(layer, "lifted", None)
 
 
 def _element(group: Group, matrix: Tensor) -> int | None:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from autosym.answer.equivariance import EquivarianceError, equivariance_error
 from autosym.cli import exported, pictures
-from autosym.evidence import wording
 from autosym.evidence.predictive import Scores, scores
 from autosym.linear.sparse import Sparse
 from autosym.nn import nets
 from autosym.papers import datasets
 from autosym.papers.measuring import CHECKPOINT, METHODS, in_percent, start_anew, write
-from autosym.report import findings, run_files
+from autosym.report import findings, run_files, words
 from autosym.runtime.provenance import provenance
 from autosym.training import checkpoint
 from autosym.training.fitting import fit
@@ -107,10 +106,10 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     held = len(test[0]) > 1
     kind, measured = ("held out", test) if held else ("training", training)
     shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
-    said = wording.summary(shown)
+    decided = findings.decided(shown)
     result = {
-        "headline": said["headline"],
-        "cautions": said["cautions"],
+        "headline": words.headline(decided, shown["ranges"]),
+        "cautions": list(map(str, decided.beside_headline())),
         "row": {
             "task": run.task,
             "model": run.model,

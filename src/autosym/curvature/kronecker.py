@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.eigenvalues import _eigvalsh
-from autosym.curvature.owners import Definition, sites
+from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.curvature.tape import Tape
-from autosym.curvature.verification import refuse_batch_dependence, verify
-from autosym.linear.path import Path
+from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
+from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
@@ -88,6 +88,7 @@ def kfac(
     memory: float | None = None,
     seed: int = 0,
     allow_partial: bool = False,
+    verified: Verified | None = None,
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
 
@@ -99,14 +100,20 @@ def kfac(
 
     Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
     more than ``memory`` GiB beside the factors (2, or on a GPU half of what is free, 16 at most: others may be using it): the result does
-    not depend on it. Several processes (``torch.distributed``) take a part of the samples each, and all have the result.
+    not depend on it. ``verified`` is what an earlier pass found out about the model. Several processes (``torch.distributed``) take a
+    part of the samples each, and all have the result.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
     sums = _Sums(dtype)
-    tape = Tape(sites(model, expand_bias), sums.add_inputs)
+    owned = sites(model, expand_bias) if verified is None else verified.sites
+    tape = Tape(owned, sums.add_inputs)
+
+    def cost(x: Tensor) -> float:
+        return verify(model, x, expand_bias, owned) if verified is None else verified.bytes_per_sample
+
     options: dict[str, Any] = {"subset": subset, "sampled": sampled, "seed": seed, "allow_partial": allow_partial}
-    shown = Pass(model, data, likelihood, batch_size, lambda x: verify(model, x, expand_bias), memory=memory, **options)
+    shown = Pass(model, data, likelihood, batch_size, cost, memory=memory, **options)
     with processes.agreeing(), tape, torch.enable_grad():
         for x, y, record, places in shown:
             f = tape.record(model, x) if record else tape.forward(model, x)
@@ -153,12 +160,8 @@ class _Sums:
             G = whole[name] * (samples / used)
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
-            for letter, factor in (("A", A), ("G", G)):
-                if not torch.isfinite(factor).all():
-                    raise ValueError(
-                        f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
-                        "or pass dtype=torch.float64 to log_evidence"
-                    )
+            check_factor(name, "A", A)
+            check_factor(name, "G", G)
             factors[name] = Factors(A, G)
         return factors
 

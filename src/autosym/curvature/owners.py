@@ -6,7 +6,6 @@ autosym's paths own their weight; torch's Linear, Conv1d and Conv2d are read as 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +13,8 @@ from torch import Tensor, nn
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
-from autosym.linear.path import Path
-from autosym.linear.sparse import Sparse, SparseConv, SparseIn, SparseOut, Tangents
+from autosym.linear.path import Definition, Path
 from autosym.runtime.batching import check_module
-
-
-class Definition(Protocol):
-    """The part of a path that curvature asks for."""
-
-    def columns(self, x: Tensor) -> Tensor: ...
-
-    def gram(self, x: Tensor) -> Tensor: ...
-
-    def rows(self, g: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -106,22 +94,21 @@ def sizes(sites: Sequence[Site]) -> dict[str, float]:
 
 
 def frames(sites: Sequence[Site], scaled_rows: bool = False) -> dict[str, Frame]:
-    """The coordinates that steps are even in, of anchor values: those of all else are the weights themselves.
+    """The coordinates that steps are even in, of paths that have some: those of all else are the weights themselves.
 
-    Where rows have scales of their own (a Student-t prior) anchors that are rows have none: the prior would not be diagonal there.
+    Where rows have scales of their own (a Student-t prior) those across rows are left out: the prior would not be diagonal there.
     """
-    found = {s.name: s.module for s in sites if isinstance(s.module, Sparse) and s.parameter is s.module.weight}
-    return {name: path.frame() for name, path in found.items() if path.across or not scaled_rows}
+    found = {s.name: s.module.frame() for s in sites if isinstance(s.module, Path) and s.parameter is s.module.weight}
+    return {name: frame for name, frame in found.items() if frame is not None and (frame.across or not scaled_rows)}
 
 
 def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor, Tensor], Definition] | None:
     """How to read a parameter of a module as a path: ours are paths, torch's are adopted."""
-    if isinstance(module, (SparseConv, SparseIn, SparseOut)) and name in ("basis.omega", "basis.shift"):
-        return lambda x, _: Tangents(module, name.removeprefix("basis."), x)
     if isinstance(module, Bias) and name == "weight" and expand_bias:
         return lambda *_: _definition(Bias, module.shape, module.out_shape, True)
-    if isinstance(module, Path) and name == "weight":
-        return lambda *_: module
+    if isinstance(module, Path):
+        own = module.definition(name)
+        return None if own is None else lambda x, _: own(x)
     if type(module) is nn.Linear and name == "weight":
         return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
     if type(module) is nn.Linear and name == "bias":

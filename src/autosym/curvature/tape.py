@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from autosym.curvature.owners import Definition, Site
+from autosym.curvature.owners import Site
+from autosym.linear.path import Definition
 from autosym.nn.symmetrised import Symmetrised
 from autosym.runtime.batching import all_finite
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from autosym.bayes.priors import Prior
-from autosym.curvature.owners import Definition, sites
+from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass, alike
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import verify
 from autosym.evidence.laplace import Laplace
-from autosym.linear.path import Path
+from autosym.linear.path import Definition, Path
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 

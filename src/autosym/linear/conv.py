@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.linear.circular import circular_conv, patches, shifted_correlations
-from autosym.linear.path import Path
+from autosym.linear.path import BORDERS, Kept, Path
+from autosym.linear.plain import Convolution
 
 
 class Conv(Path):
@@ -16,6 +17,8 @@ class Conv(Path):
     ``padding_mode`` is one of torch's ("circular", "zeros", "reflect", "replicate"). With ``stride=1`` and circular
     padding it is exactly equivariant to translations. With ``sequences`` it takes (B, C, L), read as maps of height 1.
     """
+
+    keeps = Kept(equivariant=True)
 
     def __init__(
         self,
@@ -105,6 +108,13 @@ class Conv(Path):
     def filters(self) -> Tensor:
         """The weight as torch's convolutions take it, (C', C / groups, height, width)."""
         return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
+
+    def limits(self) -> tuple[str, ...]:
+        return () if self.is_equivariant else (BORDERS,)
+
+    def plain(self, in_shape: Sequence[int] | None) -> Convolution:
+        form = (self.padding, self.stride, self.dilation, self.groups, self.padding_mode, self.sequences)
+        return Convolution(self.filters(), *form)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._maps(x)

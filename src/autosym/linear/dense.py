@@ -6,11 +6,14 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from autosym.linear.path import Path
+from autosym.linear.path import Kept, Path
+from autosym.linear.plain import Matrix, Pooled
 
 
 class Dense(Path):
     """Fully connected, y = W x (Eq. 1); K = 1. Axes between the batch and ``in_shape`` are shared positions (none: S = 1)."""
+
+    in_shape: tuple[int, ...]
 
     def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int]):
         fan_in = math.prod(in_shape)
@@ -29,9 +32,14 @@ class Dense(Path):
     def forward(self, x: Tensor) -> Tensor:
         return self.place(F.linear(x.flatten(x.dim() - len(self.in_shape)), self.weight[0]), x)
 
+    def plain(self, in_shape: Sequence[int] | None) -> Matrix:
+        return Matrix(self.weight[0], self.in_shape, self.out_shape)
+
 
 class Pool(Path):
     """Dense on the mean over positions, y = W mean_p x[c, p], of flattened maps (B, C P): invariant to translations; K = S = 1."""
+
+    keeps = Kept(invariant=True, every=True)  # where positions go makes no difference
 
     def __init__(self, channels: int, positions: int, outputs: int):
         super().__init__(1, outputs, channels, bound=channels**-0.5)
@@ -45,6 +53,9 @@ class Pool(Path):
 
     def rows(self, g: Tensor) -> Tensor:
         return g[:, None, None]
+
+    def plain(self, in_shape: Sequence[int] | None) -> Pooled:
+        return Pooled(self.weight[0], self.positions)
 
 
 class Bias(Path):
@@ -67,6 +78,12 @@ class Bias(Path):
         self.order = sorted(axes, key=lambda axis: self.shape[axis - 1] == self.out_shape[axis - 1])
         self.positions = math.prod(self.out_shape) // math.prod(self.shape) if expand else 1
 
+    @property
+    def keeps(self) -> Kept:
+        """It depends on no input. It breaks nothing if it is one number for each channel."""
+        constant = all(size == 1 for size in self.shape[1:])
+        return Kept(equivariant=constant, invariant=True, every=constant)
+
     def columns(self, x: Tensor) -> Tensor:
         return x.new_ones(x.shape[0], self.positions, 1, 1)
 
@@ -83,3 +100,10 @@ class Bias(Path):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.view(1, *self.shape).expand(x.shape[0], *self.out_shape)
+
+    def plain(self, in_shape: Sequence[int] | None) -> None:
+        """None: it is a part of other layers (``offset``)."""
+
+    def values(self) -> Tensor:
+        """b, in a shape that broadcasts to the output."""
+        return self.weight.view(self.shape)

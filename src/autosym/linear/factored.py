@@ -12,6 +12,8 @@ from autosym.linear.products import factored_in, factored_out
 class FactoredIn(Path):
     """The input factor of F-FC (Eq. 5), h[b,d,c] = sum_s x[b,c,s] theta_2[c,d,s]: K = C blocks, in = HW, out = C'."""
 
+    in_shape: tuple[int, ...]
+
     def __init__(self, in_shape: Sequence[int], out_channels: int):
         channels, *size = in_shape
         positions = math.prod(size)
@@ -38,9 +40,14 @@ class FactoredIn(Path):
             raise ValueError(f"this factored layer is of maps {('B', *self.in_shape)}, got {tuple(x.shape)}: {how}")
         return factored_in(x.flatten(2), self.weight)
 
+    def pictures(self) -> Tensor | None:
+        return self.weight.reshape(-1, *self.in_shape[1:]) if len(self.in_shape) == 3 else None
+
 
 class FactoredOut(Path):
     """The output factor of F-FC (Eq. 5), y[b,d,t] = sum_c h[b,d,c] theta_1[d,t,c]: K = C' blocks, in = C, out = H'W'."""
+
+    factored = True
 
     def __init__(self, in_channels: int, out_shape: Sequence[int]):
         channels, *size = out_shape
@@ -58,3 +65,6 @@ class FactoredOut(Path):
 
     def forward(self, x: Tensor) -> Tensor:
         return factored_out(x, self.weight).reshape(x.shape[0], *self.out_shape)
+
+    def pictures(self) -> Tensor | None:
+        return self.weight.mT.reshape(-1, *self.out_shape[1:]) if len(self.out_shape) == 3 else None

@@ -1,13 +1,15 @@
 """Group convolutions as paths: every turned copy of the filter is a shared position."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from autosym.linear.circular import circular_conv, patches, wrap
-from autosym.linear.groups import Group, grid_action
-from autosym.linear.path import Path
+from autosym.linear.groups import Group, grid_action, nested
+from autosym.linear.path import INTERPOLATION, Kept, Path
+from autosym.linear.plain import Convolution
 
 
 class GroupConv(Path):
@@ -17,6 +19,7 @@ class GroupConv(Path):
     in = C |G| k^2. ``lift=True`` takes an image, without h. Circular padding; exactly equivariant if the group is exact.
     """
 
+    understated = True  # docs/evidence.md
     turns: Tensor
     products: Tensor
 
@@ -27,11 +30,16 @@ class GroupConv(Path):
         fan_in = in_channels * order * kernel_size**2
         super().__init__(1, out_channels, fan_in, bound=math.sqrt(6 / fan_in))
         self.group, self.lift, self.in_channels, self.kernel_size = group, lift, in_channels, kernel_size
+        self.takes, self.lifted = None if lift else group, group
         with torch.device("cpu"):  # also where the path is only a definition, on the meta device
             turns = torch.stack([grid_action(matrix, kernel_size, kernel_size) for matrix in group.matrices])
             products = group.table if not lift else torch.zeros(len(group), 1, dtype=torch.long)
         self.register_buffer("turns", turns, persistent=False)  # [g, v, u]: how g moves u to v
         self.register_buffer("products", products, persistent=False)  # [g, h]: g h
+
+    @property
+    def keeps(self) -> Kept:
+        return Kept(equivariant=True, groups=nested(self.group))
 
     def columns(self, x: Tensor) -> Tensor:
         order, k = self.products.shape[1], self.kernel_size
@@ -55,6 +63,13 @@ class GroupConv(Path):
         turned = torch.einsum("achu,gvu->agchv", weight, self.turns.to(weight))
         back = self.products.argsort(1)[None, :, None, :, None].expand(turned.shape)  # [g, m]: g^-1 m
         return turned.gather(3, back).reshape(-1, self.in_channels * order, k, k)
+
+    def limits(self) -> tuple[str, ...]:
+        return () if self.group.exact else (INTERPOLATION,)
+
+    def plain(self, in_shape: Sequence[int] | None) -> Convolution:
+        reach = self.kernel_size // 2
+        return Convolution(self.filters(), (reach, reach, reach, reach))
 
     def forward(self, x: Tensor) -> Tensor:
         self.group.check_size(x.shape[-2:])

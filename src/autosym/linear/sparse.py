@@ -11,14 +11,15 @@ displacements of the anchors from where they were put.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from autosym.linear.circular import circular_conv, patches, wrap
 from autosym.linear.frames import Frame
-from autosym.linear.path import Path
+from autosym.linear.path import Definition, Kept, Path, Tangents
+from autosym.linear.plain import Convolution
 
 SMOOTH = 0.1  # initial anchor values leave out what the basis shrinks below this part: it would take huge ones to say little
 NOTHING = 1e-30  # of a basis function whose largest value is 1
@@ -101,6 +102,29 @@ class Sparse(Path):
     basis: Basis
     across = True  # whether the anchors run along the inputs of the matrix, not its outputs
 
+    def through(self, x: Tensor, basis: Tensor) -> Tensor:
+        """The path on a given basis."""
+        raise TypeError(f"{type(self).__name__} does not define through")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.through(x, self.basis())
+
+    def definition(self, name: str) -> Callable[[Tensor], Definition] | None:
+        if not name.startswith("basis."):
+            return super().definition(name)
+
+        def tangents(x: Tensor) -> Tangents:
+            with torch.set_grad_enabled(x.requires_grad):
+                return Tangents(torch.stack([self.through(x, t) for t in self.basis.slopes(name.removeprefix("basis."))], 1))
+
+        return tangents
+
+    @torch.no_grad()
+    def pictures(self) -> Tensor:
+        height, width = (self.basis.positions.amax(0) - self.basis.positions.amin(0) + 1).int().tolist()
+        phi, u = self.basis().double(), self.weight.double()
+        return ((u.reshape(-1, len(phi)) if self.across else u.mT) @ phi).reshape(-1, height, width)
+
     @torch.no_grad()
     def frame(self) -> Frame:
         """The coordinates that steps of the anchor values are taken in."""
@@ -117,6 +141,8 @@ class Sparse(Path):
 
 class SparseConv(Sparse):
     """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P), columns are patches projected on the basis."""
+
+    keeps = Kept(equivariant=True)
 
     def __init__(
         self,
@@ -147,9 +173,6 @@ class SparseConv(Sparse):
     def rows(self, g: Tensor) -> Tensor:
         return g.flatten(2).mT[:, :, None]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.through(x, self.basis())
-
     def filters(self, basis: Tensor | None = None) -> Tensor:
         """The weight as torch's convolutions take it, (C', C, k, k), on the path's own basis or another."""
         basis = self.basis() if basis is None else basis
@@ -158,6 +181,10 @@ class SparseConv(Sparse):
 
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         return circular_conv(x, self.filters(basis))
+
+    def plain(self, in_shape: Sequence[int] | None) -> Convolution:
+        reach = self.kernel_size // 2
+        return Convolution(self.filters(), (reach, reach, reach, reach))
 
 
 class SparseIn(Sparse):
@@ -169,7 +196,7 @@ class SparseIn(Sparse):
         channels, height, width = (in_shape[0], *(1, *in_shape[1:])[-2:])  # a sequence is a map of height 1
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, out_channels, anchors, bound=0.0)
-        self.basis = basis
+        self.in_shape, self.basis = tuple(in_shape), basis
         bound = math.sqrt(3 / (height * width))
         dense = torch.empty(channels, out_channels, height * width).uniform_(-bound, bound)
         self.weight.data.copy_(self.basis.fit(dense, SMOOTH))
@@ -183,9 +210,6 @@ class SparseIn(Sparse):
     def rows(self, g: Tensor) -> Tensor:
         return g.mT[:, None]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.through(x, self.basis())
-
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         return ((x.flatten(2) @ basis.mT).transpose(0, 1) @ self.weight.mT).permute(1, 2, 0)
 
@@ -194,6 +218,7 @@ class SparseOut(Sparse):
     """The output factor of S-FC (Eq. 7): u_1 of shape (C', P, C), rows are cotangents projected on the basis."""
 
     across = False
+    factored = True
 
     def __init__(
         self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
@@ -215,29 +240,9 @@ class SparseOut(Sparse):
     def rows(self, g: Tensor) -> Tensor:
         return (g.flatten(2) @ self.basis().detach().mT)[:, None]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.through(x, self.basis())
-
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         values = (x.transpose(0, 1) @ self.weight.mT).transpose(0, 1)  # (B, C', P)
         return (values @ basis).reshape(len(x), *self.out_shape)
-
-
-class Tangents:
-    """A few scalars that enter a path non-linearly, seen through its derivatives in them: S = K = in = 1, so the block is exact."""
-
-    def __init__(self, path: "SparseConv | SparseIn | SparseOut", name: str, x: Tensor):
-        with torch.set_grad_enabled(x.requires_grad):
-            self.tangents = torch.stack([path.through(x, slope) for slope in path.basis.slopes(name)], 1)
-
-    def columns(self, x: Tensor) -> Tensor:
-        return x.new_ones(len(x), 1, 1, 1)
-
-    def gram(self, x: Tensor) -> Tensor:
-        return x.new_full((1, 1, 1), len(x))
-
-    def rows(self, g: Tensor) -> Tensor:
-        return torch.einsum("bmo,bo->bm", self.tangents.flatten(2), g.flatten(1))[:, None, None]
 
 
 def grid(height: int, width: int) -> Tensor:

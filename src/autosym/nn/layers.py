@@ -8,7 +8,8 @@ are convolutional, and a choice per batch would make a sample's output depend on
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import and_
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,60 @@ from autosym.linear.dense import Bias, Dense
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import Group
-from autosym.linear.path import Path
+from autosym.linear.path import NOTHING, Kept, Path
+from autosym.linear.plain import Factors, Plain, matrix_of
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from autosym.runtime.graphs import beside
 
+TORCH = {nn.Conv1d: Conv.keeps, nn.Conv2d: Conv.keeps, nn.Linear: NOTHING}  # what layers that are no paths keep
 
-class Affine(nn.Module):
+
+class Branch(nn.Module):
+    """y = W x + b, made of paths, each with a prior of its own: one of those that a relaxed layer is the mean of.
+
+    A subclass has its paths as children, in the order in which they are applied, and ``forward``. What it is in plain torch is then a
+    dense matrix, unless its ``plain`` says what is smaller.
+    """
+
+    constant = ""  # the name of the ``Bias`` that is added last, if there is one
+
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """The names of its paths, as the parts that may be dropped: "weights", and the "bias" that is added last."""
+        paths = [name for name, child in self.named_children() if any(isinstance(part, Path) for part in child.modules())]
+        weights = {"weights": tuple(name for name in paths if name != self.constant)}
+        return weights | {"bias": (self.constant,)} if self.constant else weights
+
+    @property
+    def in_shape(self) -> tuple[int, ...] | None:
+        """Of one input, if it takes no other: as its first path."""
+        return getattr(self.get_submodule(self.parts()["weights"][0]), "in_shape", None)
+
+    @property
+    def lifted(self) -> Group | None:
+        """The group whose fields the output's channels are, if of any: as of its last path."""
+        return getattr(self.get_submodule(self.parts()["weights"][-1]), "lifted", None)
+
+    def offset(self) -> Tensor | None:
+        """The bias that is added last, in a shape that broadcasts to the output."""
+        if not self.constant:
+            return None
+        bias = self.get_submodule(self.constant)
+        if not isinstance(bias, Bias):
+            raise TypeError(f"the constant of {type(self).__name__} must name a Bias, but its {self.constant} is none")
+        each = bias.values()
+        if self.lifted is None or each.dim() < 4:
+            return each
+        return each.expand(-1, len(self.lifted), -1, -1).flatten(0, 1)  # one for all channels of a field
+
+    def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
+        """What it is in plain torch but for the bias that is added last; ``Path.plain``."""
+        return matrix_of(self, in_shape, self.offset())
+
+
+class Affine(Branch):
     """y = linear(x) + bias(x): two paths, two priors."""
+
+    constant = "bias"
 
     def __init__(self, linear: Path, bias: Bias):
         super().__init__()
@@ -35,9 +83,14 @@ class Affine(nn.Module):
         y = self.linear(x)
         return y + self.bias(x).reshape(y.shape)  # the bias of lifted features has the group as an axis of its own
 
+    def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
+        return self.linear.plain(in_shape)
 
-class Factored(nn.Module):
+
+class Factored(Branch):
     """F-FC, y = theta_1 (theta_2 x + b_2) + b_1 (Eq. 5): a fully connected layer factored between input and output."""
+
+    constant = "b_1"
 
     def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int]):
         super().__init__()
@@ -50,8 +103,12 @@ class Factored(nn.Module):
         h = self.theta_2(x) + self.b_2(x)
         return self.theta_1(h) + self.b_1(h)
 
+    def plain(self, in_shape: Sequence[int] | None) -> Factors:
+        """theta_1, theta_2 and b_2."""
+        return Factors(self.theta_2.weight, self.b_2.values(), self.theta_1.weight, self.theta_1.out_shape)
 
-class SparseFactored(nn.Module):
+
+class SparseFactored(Branch):
     """S-FC, y = u_1 (u_2 x + b_2) (Eq. 7): F-FC on anchor points. At omega = 0 it is constant in space, hence equivariant."""
 
     def __init__(
@@ -64,6 +121,11 @@ class SparseFactored(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.u_1(self.u_2(x) + self.b_2(x))
+
+    def plain(self, in_shape: Sequence[int] | None) -> Factors:
+        """The factors on the positions of their bases."""
+        theta_1 = torch.einsum("dpc,pt->dtc", self.u_1.weight, self.u_1.basis())
+        return Factors(self.u_2.weight @ self.u_2.basis(), self.b_2.values(), theta_1, self.u_1.out_shape)
 
 
 def fc(in_shape: Sequence[int], out_shape: Sequence[int]) -> Affine:
@@ -118,6 +180,15 @@ class Relaxed(nn.ModuleDict):
             outputs.append(polyphase(total, self.stride))
         outputs += free()
         return sum(outputs[1:], outputs[0]) / len(self)
+
+    def keeps(self, name: str) -> Kept:
+        """What a path keeps: a free one nothing, a symmetric one what all its parts do. If they do not say: a symmetry without a name."""
+        if name in self.free:
+            return NOTHING
+        parts = [part for part in self[name].modules() if isinstance(part, Path) or type(part) in TORCH]
+        said = [part.keeps if isinstance(part, Path) else TORCH[type(part)] for part in parts]
+        kept = reduce(and_, said) if said else NOTHING
+        return Kept(every=True) if kept == NOTHING else kept
 
     def extra_repr(self) -> str:
         return f"symmetric={self.symmetric}, free={self.free}, stride={self.stride}"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.groups import GROUPS, Group
 from autosym.nn import layers
-from autosym.nn.layers import Affine, Relaxed
+from autosym.nn.layers import Affine, Branch, Relaxed
 
 SYMMETRIC = ("conv", "s-conv")
 FREE = ("fc", "f-fc", "s-fc")
@@ -151,6 +151,7 @@ def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequ
 def scaled(layer: Relaxed, factors: Mapping[str, float]) -> Relaxed:
     """The layer, with the outputs of each path (less its biases) multiplied by its factor."""
     for name, path in layer.items():
-        last = next(module for part, module in path.named_children() if part in ("linear", "theta_1", "u_1"))
+        assert isinstance(path, Branch)
+        last = path.get_submodule(path.parts()["weights"][-1])
         last.get_parameter("weight").mul_(factors[name])
     return layer

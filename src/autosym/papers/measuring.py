@@ -114,7 +114,7 @@ def train_and_measure(
         },
         "config": asdict(run),
         "symmetry": (learned := fitted.symmetry()).as_dicts(),
-        "cautions": list(learned.cautions),
+        "cautions": list(map(str, learned.cautions)),
         "ranges": described(net),
         "schedule": findings.settings(schedule),
         "correct": (predicted == y).int().tolist(),

@@ -18,15 +18,13 @@ from autosym.answer.equivariance import equivariance_error
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.passes import Pass, alike
+from autosym.evidence import verdicts
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
-from autosym.linear.conv import Conv
+from autosym.evidence.shares import from_dicts
 from autosym.linear.dense import Dense
-from autosym.linear.factored import FactoredIn, FactoredOut
-from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS, Group
 from autosym.linear.path import Path
-from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from autosym.nn.layers import Relaxed
 from autosym.nn.symmetrised import Symmetrised, described
 from autosym.runtime.batching import Data, batches, to_model
@@ -38,7 +36,6 @@ GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side
 LINES = 120  # of a history
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
-BORDERS, INTERPOLATION = "borders and strides", "interpolation"
 UNCHECKED = "it was given as a number, so it is not known to be of the same data"
 BANK = 7  # places in the range of a transformation at which a filter is shown
 
@@ -125,11 +122,10 @@ def approximate(model: nn.Module) -> dict[str, list[str]]:
     """Of relaxed layers whose symmetric paths are equivariant only up to something, to what: borders and strides, interpolation."""
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        paths = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
-        limits = {BORDERS: any(isinstance(part, Conv) and not part.is_equivariant for part in paths)}
-        limits[INTERPOLATION] = any(isinstance(part, GroupConv) and not part.group.exact for part in paths)
-        if any(limits.values()):
-            found[name] = [limit for limit, holds in limits.items() if holds]
+        parts = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
+        limits = {limit for part in parts if isinstance(part, Path) for limit in part.limits()}
+        if limits:
+            found[name] = sorted(limits)
     return found
 
 
@@ -204,10 +200,10 @@ def filters(model: nn.Module) -> list[dict[str, Any]]:
             continue
         parts = [(path, part, p) for path in module for part, p in module[path].named_modules() if isinstance(p, Path)]
         for path, part, weights in parts:
-            maps = pictures(weights)
+            maps = weights.pictures()
             if maps is None or maps[0].numel() < 2:  # one weight is no picture
                 continue
-            shown = strongest(maps)
+            shown = strongest(maps.detach().double().cpu())
             scale = float(shown.abs().max())
             levels = (shown * (127 / scale if scale > 0 else 0.0)).round().int().tolist()
             found.append({"layer": layer, "path": path, "part": part, "of": len(maps), "scale": scale, "pictures": levels})
@@ -237,33 +233,6 @@ def banks(model: nn.Module) -> list[dict[str, Any]]:
             scale = float(moved.abs().max()) or 1.0
             found.append({"name": name, "pictures": (moved * (127 / scale)).round().int().tolist()})
     return found
-
-
-@torch.no_grad()
-def pictures(path: Path) -> Tensor | None:
-    """The weights of a path as maps (n, height, width); None of one that has no positions."""
-    weight = path.weight.detach().double().cpu()
-    if isinstance(path, (Conv, GroupConv)):
-        return path.filters().detach().double().cpu().flatten(0, 1)
-    if isinstance(path, SparseConv):
-        maps = weight.view(-1, path.in_channels, len(path.basis.z)) @ path.basis().double().cpu()
-        return maps.reshape(-1, path.kernel_size, path.kernel_size)
-    if isinstance(path, SparseIn):
-        return (weight @ path.basis().double().cpu()).reshape(-1, *_size(path.basis.positions))
-    if isinstance(path, SparseOut):
-        return (weight.mT @ path.basis().double().cpu()).reshape(-1, *_size(path.basis.positions))
-    if isinstance(path, FactoredIn) and len(path.in_shape) == 3:
-        return weight.reshape(-1, *path.in_shape[1:])
-    if isinstance(path, FactoredOut) and len(path.out_shape) == 3:
-        return weight.mT.reshape(-1, *path.out_shape[1:])
-    if isinstance(path, Dense) and len(path.in_shape) == 3:
-        return weight.reshape(-1, *path.in_shape[1:])
-    return None
-
-
-def _size(positions: Tensor) -> tuple[int, int]:
-    height, width = (positions.amax(0) - positions.amin(0) + 1).int().tolist()
-    return height, width
 
 
 def strongest(maps: Tensor) -> Tensor:
@@ -313,6 +282,29 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first, with posterior probabilities at equal prior ones."""
     known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
     return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
+
+
+# ---- typed values again
+
+
+def class_count(contents: Mapping[str, Any]) -> int | None:
+    """How many classes the targets have; None where they are not classes. Older files say it by likelihood and outputs."""
+    return contents.get("class_count", contents.get("outputs") if contents.get("likelihood") == "categorical" else None)
+
+
+def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
+    """What the numbers of a report decide."""
+    schedule = contents.get("schedule") or {}
+    known = verdicts.Known(
+        (contents.get("evidence") or {}).get("log_evidence"),
+        contents.get("samples"),
+        class_count(contents),
+        contents.get("fingerprint"),
+        schedule.get("step") != "none",
+        schedule.get("lr"),
+        contents.get("history") or (),
+    )
+    return verdicts.verdict(from_dicts(contents["symmetry"]), known, contents.get("approximate"))
 
 
 # ---- plain data

@@ -20,10 +20,11 @@ from autosym.bayes.likelihoods import Categorical, Gaussian, Likelihood
 from autosym.curvature.verification import refuse_batch_dependence
 from autosym.evidence.shares import Effective, effective
 from autosym.linear.path import Path
-from autosym.nn.layers import Affine, Factored, Relaxed, SparseFactored
+from autosym.nn.layers import Branch, Relaxed
 from autosym.runtime.batching import Data, batches, check_module, to_model
 from autosym.runtime.tables import table
 from autosym.surgery.merging import LAYERS, plain
+from autosym.surgery.observation import Observation, observe
 from autosym.training.fitted import Fit
 
 
@@ -110,9 +111,10 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
         _drop_by_share(parts, tolerance)
     else:
         _drop_by_change(hardened, parts, tolerance, seen)
-    layers = _replace_all(hardened, parts)
+    shapes = Observation() if seen is None else observe(hardened, seen.batches[0][0][:1])
+    layers = _replace_all(hardened, parts, shapes)
     if isinstance(hardened, LAYERS):
-        hardened = plain("the model", hardened, _dropped(parts, ""))
+        hardened = plain("the model", hardened, _dropped(parts, ""), shapes.of(hardened).in_shape)
     if hasattr(hardened, "relaxation"):
         del hardened.relaxation
     cost = None if seen is None else seen.cost(hardened)
@@ -127,21 +129,23 @@ class _Part:
     layer: str
     path: str
     part: str
-    last: Path  # without its weight the part adds nothing
+    weights: list[nn.Parameter]  # without them it adds nothing
     share: float = math.nan
     change: float = math.nan
     dropped: bool = False
-    before: Tensor = field(default_factory=lambda: torch.empty(0))
+    before: list[Tensor] = field(default_factory=list)
 
     @torch.no_grad()
     def drop(self) -> None:
-        self.before, self.dropped = self.last.weight.clone(), True
-        self.last.weight.zero_()
+        self.before, self.dropped = [weight.clone() for weight in self.weights], True
+        for weight in self.weights:
+            weight.zero_()
 
     @torch.no_grad()
     def restore(self) -> None:
-        self.last.weight.copy_(self.before)
         self.dropped = False
+        for weight, before in zip(self.weights, self.before, strict=True):
+            weight.copy_(before)
 
 
 def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
@@ -152,22 +156,13 @@ def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
             continue
         for path, branch in module.items():
             stem = f"{layer}.{path}".lstrip(".")
-            for part, last, names in _of(branch, path in module.symmetric):
-                stems = [f"{stem}.{name}".rstrip(".") for name in names]
-                parts.append(_Part(layer, path, part, last, found.share(layer, *stems) if found else math.nan))
+            for part, names in branch.parts().items() if isinstance(branch, (Branch, Path)) else ():
+                if part == "weights" or path in module.free:
+                    stems = [f"{stem}.{name}".rstrip(".") for name in names]
+                    inside = [inner for name in names for inner in branch.get_submodule(name).modules()]
+                    weights = [inner.weight for inner in inside if isinstance(inner, Path)]
+                    parts.append(_Part(layer, path, part, weights, found.share(layer, *stems) if found else math.nan))
     return parts
-
-
-def _of(branch: nn.Module, symmetric: bool) -> list[tuple[str, Path, tuple[str, ...]]]:
-    """(part, the path whose weight is its last factor, the names of all of its paths) of one path."""
-    if isinstance(branch, Factored):
-        return [("weights", branch.theta_1, ("theta_2", "b_2", "theta_1")), ("bias", branch.b_1, ("b_1",))]
-    if isinstance(branch, SparseFactored):
-        return [("weights", branch.u_1, ("u_2", "b_2", "u_1"))]
-    if isinstance(branch, Affine):
-        parts = [("weights", branch.linear, ("linear",)), ("bias", branch.bias, ("bias",))]
-        return parts[:1] if symmetric else parts  # type: ignore[return-value]
-    return [("weights", branch, ("",))] if isinstance(branch, Path) else []
 
 
 def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
@@ -199,7 +194,7 @@ def _dropped(parts: Sequence[_Part], layer: str) -> set[tuple[str, str]]:
     return {(part.path, part.part) for part in parts if part.dropped and part.layer == layer}
 
 
-def _replace_all(model: nn.Module, parts: Sequence[_Part]) -> dict[str, str]:
+def _replace_all(model: nn.Module, parts: Sequence[_Part], shapes: Observation) -> dict[str, str]:
     """Put plain layers in the place of autosym's, under every name; returns what they are."""
     made: dict[nn.Module, nn.Module] = {}
     layers: dict[str, str] = {}
@@ -213,7 +208,7 @@ def _replace_all(model: nn.Module, parts: Sequence[_Part]) -> dict[str, str]:
                 visit(child, f"{full}.")
                 continue
             if child not in made:
-                made[child] = plain(full, child, _dropped(parts, full))
+                made[child] = plain(full, child, _dropped(parts, full), shapes.of(child).in_shape)
                 layers[full] = _describe(made[child])
             parent._modules[name] = made[child]
 

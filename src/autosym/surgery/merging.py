@@ -12,15 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosym.linear.conv import Conv
-from autosym.linear.dense import Dense, Pool
-from autosym.linear.group_conv import GroupConv
 from autosym.linear.path import Path
-from autosym.linear.sparse import SparseConv
-from autosym.nn.layers import Affine, Factored, Relaxed, SparseFactored
+from autosym.linear.plain import Convolution, Factors, Matrix, Plain, Pooled, units
+from autosym.nn.layers import Branch, Relaxed
 
-LAYERS = (Relaxed, Affine, Factored, SparseFactored, Path)  # what has a plain form
-CONVOLUTIONS = (Conv, SparseConv, GroupConv)
+LAYERS = (Relaxed, Branch, Path)  # what has a plain form
 PADDING = {
     (False, "zeros"): nn.ZeroPad2d,
     (False, "circular"): nn.CircularPad2d,
@@ -95,108 +91,120 @@ class Sum(nn.ModuleList):
 
 
 @torch.no_grad()
-def plain(name: str, layer: nn.Module, dropped: Collection[tuple[str, str]] = ()) -> nn.Module:
-    """The layer without what is dropped, (path, "weights" or "bias"), as layers of torch's."""
+def plain(
+    name: str, layer: nn.Module, dropped: Collection[tuple[str, str]] = (), in_shape: tuple[int, ...] | None = None
+) -> nn.Module:
+    """The layer without what is dropped, (path, "weights" or "bias"), as layers of torch's; ``in_shape`` is that of one input, if known."""
     relaxed = layer if isinstance(layer, Relaxed) else Relaxed({}, {"alone": layer})
-    linears: list[nn.Module] = []
-    inner: list[Tensor | None] = []  # biases that take part in the choice of a polyphase grid
-    outer: list[Tensor | None] = []
-    for path, module in relaxed.items():
-        linear, bias = split(module)
-        if not isinstance(linear, (*CONVOLUTIONS, Dense, Pool, Factored, SparseFactored)):
-            raise ValueError(f"harden has no plain form for {path} of {name} ({type(linear).__name__}): replace it before")
-        if relaxed.stride > 1 and isinstance(linear, CONVOLUTIONS) != (path in relaxed.symmetric):
+    own = [branch.in_shape for branch in relaxed.values() if isinstance(branch, (Branch, Path))]
+    in_shape = in_shape or max(filter(None, own), key=len, default=None)  # some may share their weights over the first axes
+    values: tuple[list[Plain], list[Plain]] = ([], [])  # of symmetric paths, and of free ones
+    biases: tuple[list[Tensor | None], list[Tensor | None]] = ([], [])
+    for path, branch in relaxed.items():
+        known = branch if isinstance(branch, (Branch, Path)) else None
+        kept, free = (path, "weights") not in dropped, path not in relaxed.symmetric
+        value = known.plain(in_shape) if known is not None and kept else None
+        if known is None or (kept and value is None):
             raise ValueError(
-                f"{path} of {name}: where a layer downsamples, convolutions must be its symmetric paths, and all of them"
+                f"harden has no plain form for {path} of {name} ({type(branch).__name__}): replace it before; or, if it is a Path or a "
+                "Branch, pass data, which show the shape of its inputs, or write its plain()"
             )
-        if (path, "weights") not in dropped:
-            linears.append(linear)
+        if value is not None:
+            values[free].append(value)
         if (path, "bias") not in dropped:
-            (inner if path in relaxed.symmetric else outer).append(bias)
-    if not linears:
+            biases[free].append(known.offset())
+    inner, outer = _sum(biases[0]), _sum(biases[1])
+    if not any(values):
         raise ValueError(f"every path of {name} would be dropped, but a layer needs one")
-    made = _merge(linears, _sum(inner), _sum(outer), relaxed.stride, 1 / len(relaxed))
-    return made.to(next(linears[0].parameters())).train(layer.training)
+    if relaxed.stride > 1 and not values[0] and not _by_channel(inner):
+        raise ValueError(f"the symmetric paths of {name} would be dropped, but not their bias, which depends on position")
+    made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
+    return made.to(next(layer.parameters())).train(layer.training)
 
 
-def split(module: nn.Module) -> tuple[nn.Module, Tensor | None]:
-    """A path as its linear part, and its bias, if it has one, in a shape that broadcasts to the output."""
-    if isinstance(module, Factored):
-        return module, module.b_1.weight.view(module.b_1.shape)
-    if not isinstance(module, Affine):
-        return module, None
-    bias = module.bias.weight.view(module.bias.shape)
-    lifted = isinstance(module.linear, GroupConv)  # one bias for all channels of a field
-    return module.linear, bias.expand(-1, module.bias.out_shape[1], -1, -1).flatten(0, 1) if lifted else bias
+def _mean(
+    symmetric: list[Plain], free: list[Plain], inner: Tensor | None, outer: Tensor | None, stride: int, scale: float
+) -> nn.Module:
+    """scale (polyphase(sum of symmetric + inner) + sum of free + outer), in as few layers as it takes."""
+    if stride == 1 or not symmetric:  # a bias alone that is the same everywhere is the same on every grid
+        return _whole(*_merge([*symmetric, *free], inner, outer, scale), scale)
+    chosen = nn.Sequential(_whole(*_merge(symmetric, inner, None, scale), scale), Polyphase(stride))
+    others, left = _merge(free, None, outer, scale)
+    return _whole([chosen, *others], left, scale)
 
 
-def _merge(linears: Sequence[nn.Module], inner: Tensor | None, outer: Tensor | None, stride: int, scale: float) -> nn.Module:
-    """scale (polyphase(sum of convolutions + inner) + sum of the others + outer), in as few layers as it takes."""
-    convs: list[nn.Module] = [m for m in linears if isinstance(m, CONVOLUTIONS)]
-    pools = [m for m in linears if isinstance(m, Pool)]
-    factored = [m for m in linears if isinstance(m, (Factored, SparseFactored)) and not _smaller_as_dense(m)]
-    dense = [m for m in linears if m not in (*convs, *pools, *factored)]
-    in_shape = next((m.in_shape for m in dense if isinstance(m, Dense)), None)
-    if in_shape is not None and stride == 1:  # a convolution is a dense map too, and adds nothing to one
-        dense, convs = dense + convs, []
-    if not convs:
-        inner, outer = None, _sum([inner, outer])
-    elif stride == 1 and outer is not None and math.prod(outer.shape[1:]) == 1:
-        inner, outer = _sum([inner, outer]), None
-    parts: list[nn.Module] = []
-    if dense:
-        parts, outer = [_dense([*dense, *pools, *factored], in_shape, outer, scale)], None
-    elif pools:
-        parts, outer = [_pooled(pools, outer, scale)], None
-    else:
-        for module in factored:
-            parts.append(_two_factors(module, outer, scale))
-            outer = None
-    if convs:
-        parts.insert(0, _convolutions(convs, inner, stride, scale))
+def _whole(parts: Sequence[nn.Module], offset: Tensor | None, scale: float) -> nn.Module:
     whole = parts[0] if len(parts) == 1 else Sum(parts)
-    return whole if outer is None else nn.Sequential(whole, Offset(scale * outer))
+    return whole if offset is None else nn.Sequential(whole, Offset(scale * offset))
 
 
-def _dense(linears: Sequence[nn.Module], in_shape: tuple[int, ...] | None, bias: Tensor | None, scale: float) -> nn.Module:
+def _merge(
+    values: Sequence[Plain], inner: Tensor | None, outer: Tensor | None, scale: float
+) -> tuple[list[nn.Module], Tensor | None]:
+    """Layers whose sum is scale (sum of values + inner + outer), but for the bias returned, which none of them has room for."""
+    convs = [v for v in values if isinstance(v, Convolution)]
+    pools = [v for v in values if isinstance(v, Pooled)]
+    factors = [v for v in values if isinstance(v, Factors) and not _smaller_as_dense(v)]
+    dense: list[Plain] = [v for v in values if isinstance(v, (Matrix, Factors)) and v not in factors]
+    in_shape = max((v.in_shape for v in dense if isinstance(v, Matrix)), key=len, default=None)
+    if in_shape is not None:  # a convolution is a dense map too, and adds nothing to one
+        dense, convs = [*dense, *convs], []
+    if not convs or not _by_channel(inner):
+        inner, outer = None, _sum([inner, outer])
+    elif _by_channel(outer):
+        inner, outer = _sum([inner, outer]), None
+    parts: list[nn.Module] = [_convolutions(convs, inner, scale)] if convs else []
+    if dense:
+        shared = [v for v in dense if isinstance(v, Matrix) and v.in_shape != in_shape]  # by positions
+        whole = [v for v in dense if v not in shared]
+        parts.append(_dense([*whole, *pools, *factors], in_shape, outer, scale))
+        parts += [_dense([v], v.in_shape, None, scale) for v in shared]
+    elif pools:
+        parts.append(_pooled(pools, outer, scale))
+    else:
+        parts += [_two_factors(v, None if i else outer, scale) for i, v in enumerate(factors)]
+    return parts, None if dense or pools or factors else outer
+
+
+def _dense(values: Sequence[Plain], in_shape: tuple[int, ...] | None, bias: Tensor | None, scale: float) -> nn.Module:
     """One dense layer; on maps, between flattening and its opposite."""
-    first = linears[0]
-    out_shape = first.out_shape if isinstance(first, Dense) else _factors(first)[3]
-    weight = torch.stack([_matrix(m, in_shape) for m in linears]).sum(0)
-    constants = [_constant(m) for m in linears if isinstance(m, (Factored, SparseFactored))]
+    first = values[0]
+    assert isinstance(first, (Matrix, Factors))
+    out_shape = first.out_shape
+    weight = torch.stack([_matrix(v, in_shape) for v in values]).sum(0)
+    constants = [v.constant for v in values if isinstance(v, (Matrix, Factors))]
     full = None if bias is None else bias if bias.numel() == len(weight) else bias.expand(out_shape)
     bias = _sum([None if full is None else full.flatten(), *constants])
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None)
     _set(linear, weight, bias, scale)
-    flat = len(out_shape) == 1 and in_shape is not None and len(in_shape) == 1
-    return linear if flat else nn.Sequential(nn.Flatten(1), linear, nn.Unflatten(1, out_shape))
+    if len(out_shape) == 1 and in_shape is not None and len(in_shape) == 1:
+        return linear
+    start = 1 if in_shape is None else -len(in_shape)  # axes before those are positions that share the weights
+    return nn.Sequential(nn.Flatten(start), linear, nn.Unflatten(-1, out_shape))
 
 
-def _pooled(pools: Sequence[Pool], bias: Tensor | None, scale: float) -> nn.Module:
+def _pooled(pools: Sequence[Pooled], bias: Tensor | None, scale: float) -> nn.Module:
     """A dense layer on the means over positions of flattened maps."""
-    weight = torch.stack([m.weight[0] for m in pools]).sum(0)
+    weight = torch.stack([v.weight for v in pools]).sum(0)
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None)
     _set(linear, weight, bias, scale)
     maps = (weight.shape[1], pools[0].positions)
     return nn.Sequential(nn.Unflatten(1, maps), nn.AdaptiveAvgPool1d(1), nn.Flatten(1), linear)
 
 
-def _two_factors(module: nn.Module, bias: Tensor | None, scale: float) -> TwoFactors:
-    theta_2, b_2, theta_1, out_shape = _factors(module)
-    return TwoFactors(theta_2, b_2, scale * theta_1, None if bias is None else scale * bias, out_shape)
+def _two_factors(v: Factors, bias: Tensor | None, scale: float) -> TwoFactors:
+    return TwoFactors(v.theta_2, v.b_2, scale * v.theta_1, None if bias is None else scale * bias, v.out_shape)
 
 
-def _convolutions(convs: Sequence[nn.Module], bias: Tensor | None, stride: int, scale: float) -> nn.Module:
-    """One convolution for all paths of one form, and the choice of a polyphase grid of their sum."""
+def _convolutions(convs: Sequence[Convolution], bias: Tensor | None, scale: float) -> nn.Module:
+    """One convolution for all of one form."""
     merged: dict[tuple, Tensor] = {}
     for conv in convs:
-        form = _form(conv)
-        merged[form] = merged.get(form, 0) + conv.filters()  # type: ignore[operator]
+        merged[conv.form] = merged.get(conv.form, 0) + conv.filters
     parts: list[nn.Module] = []
     for form, filters in merged.items():
         parts.append(_convolution(form, filters, None if parts else bias, scale))
-    whole = parts[0] if len(parts) == 1 else Sum(parts)
-    return whole if stride == 1 else nn.Sequential(whole, Polyphase(stride))
+    return parts[0] if len(parts) == 1 else Sum(parts)
 
 
 def _convolution(form: tuple, filters: Tensor, bias: Tensor | None, scale: float) -> nn.Module:
@@ -229,50 +237,26 @@ def _set(layer: nn.Module, weight: Tensor, bias: Tensor | None, scale: float) ->
         layer.get_parameter("bias").data = scale * bias
 
 
-def _form(conv: nn.Module) -> tuple:
-    """What convolutions must have in common to be one."""
-    if isinstance(conv, Conv):
-        form = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode, conv.sequences)
-        return form
-    assert isinstance(conv, (SparseConv, GroupConv))
-    k = conv.kernel_size
-    return (k, k), (1, 1), (k // 2,) * 4, (1, 1), 1, "circular", False
+def _smaller_as_dense(v: Factors) -> bool:
+    outputs, inputs = v.theta_1.shape[0] * v.theta_1.shape[1], v.theta_2.shape[0] * v.theta_2.shape[2]
+    return (inputs + 1) * outputs <= v.theta_2.numel() + v.b_2.numel() + v.theta_1.numel()
 
 
-def _factors(module: nn.Module) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
-    """theta_2: (C, C', P), b_2: (C', 1), theta_1: (C', P', C) and the shape of the output, sparse ones on their positions."""
-    assert isinstance(module, (Factored, SparseFactored))
-    b_2 = module.b_2.weight.view(module.b_2.shape)
-    if isinstance(module, Factored):
-        return module.theta_2.weight, b_2, module.theta_1.weight, module.theta_1.out_shape
-    theta_1 = torch.einsum("dpc,pt->dtc", module.u_1.weight, module.u_1.basis())
-    return module.u_2.weight @ module.u_2.basis(), b_2, theta_1, module.u_1.out_shape
-
-
-def _smaller_as_dense(module: nn.Module) -> bool:
-    theta_2, b_2, theta_1, _ = _factors(module)
-    outputs, inputs = theta_1.shape[0] * theta_1.shape[1], theta_2.shape[0] * theta_2.shape[2]
-    return (inputs + 1) * outputs <= theta_2.numel() + b_2.numel() + theta_1.numel()
-
-
-def _matrix(module: nn.Module, in_shape: tuple[int, ...] | None) -> Tensor:
+def _matrix(v: Plain, in_shape: tuple[int, ...] | None) -> Tensor:
     """(out, in) of a linear map of flat inputs."""
-    if isinstance(module, Dense):
-        return module.weight[0]
-    if isinstance(module, Pool):
-        return module.weight[0].repeat_interleave(module.positions, 1) / module.positions
-    if isinstance(module, (Factored, SparseFactored)):
-        theta_2, _, theta_1, _ = _factors(module)
-        return torch.einsum("dtc,cds->dtcs", theta_1, theta_2).flatten(2).flatten(0, 1)
+    if isinstance(v, Matrix):
+        return v.weight
+    if isinstance(v, Pooled):
+        return v.weight.repeat_interleave(v.positions, 1) / v.positions
+    if isinstance(v, Factors):
+        return torch.einsum("dtc,cds->dtcs", v.theta_1, v.theta_2).flatten(2).flatten(0, 1)
     assert in_shape is not None
-    size = math.prod(in_shape)
-    return module(torch.eye(size).to(next(module.parameters())).reshape(size, *in_shape)).flatten(1).mT
+    return _convolution(v.form, v.filters, None, 1.0)(units(in_shape, v.filters)).flatten(1).mT
 
 
-def _constant(module: nn.Module) -> Tensor:
-    """What the inner bias of a factored path adds to every output, flat."""
-    _, b_2, theta_1, _ = _factors(module)
-    return (theta_1.sum(2) * b_2).flatten()
+def _by_channel(bias: Tensor | None) -> bool:
+    """Whether it is the same everywhere."""
+    return bias is None or math.prod(bias.shape[1:]) == 1
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:

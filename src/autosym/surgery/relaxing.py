@@ -25,7 +25,7 @@ from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.path import Path
 from autosym.nn import layers
-from autosym.nn.layers import Affine, Relaxed
+from autosym.nn.layers import Affine, Branch, Relaxed
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
 from autosym.surgery.observation import Observation, Seen, observe
@@ -271,7 +271,7 @@ def _with(
     return Affine(path, own)
 
 
-def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> nn.Module:
+def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> Branch:
     if path == "fc":
         return layers.fc(in_shape, out_shape)
     if path == "f-fc":
@@ -281,12 +281,12 @@ def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> nn.Mo
 
 
 @torch.no_grad()
-def _start_at_zero(path: nn.Module, symmetric: Path, x: Tensor | None) -> None:
+def _start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
     """Set the output factor to zero, and remember the size at which the path's outputs would be as large as the symmetric ones.
 
     Steps are relative to that size: neither path then runs ahead of the other, however large the pretrained weights are.
     """
-    factor = path.get_submodule({Affine: "linear", layers.Factored: "theta_1", layers.SparseFactored: "u_1"}[type(path)])
+    factor = path.get_submodule(path.parts()["weights"][-1])
     assert isinstance(factor, Path)
     assert x is not None
     factor.weight.normal_()

@@ -19,6 +19,7 @@ import torch
 from autosym.curvature.owners import is_under
 from autosym.curvature.passes import alike
 from autosym.evidence import laplace
+from autosym.evidence.cautions import Caution
 from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
@@ -47,7 +48,7 @@ class Simplification:
 
     paths: tuple[PathWorth, ...]
     log_evidence: tuple[float, float]  # at the best precisions and noise of each
-    cautions: tuple[str, ...] = ()  # those of the fit
+    cautions: tuple[Caution, ...] = ()  # those of the fit
 
     def __str__(self) -> str:
         rows = [("layer", "path", "share", "nats", "")]

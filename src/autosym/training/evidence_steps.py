@@ -8,6 +8,7 @@ from torch import nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
+from autosym.curvature.verification import Verified
 from autosym.evidence import kernel, laplace
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
@@ -24,11 +25,13 @@ def estimate(
     how: EvidenceStep,
     seed: int,
     memory: float | None = None,
+    verified: Verified | None = None,
 ) -> Laplace | Kernel:
     """The expensive pass of the estimator that the settings ask for."""
     if how.kernel is not None:
         return kernel.at(model, data, likelihood, samples=how.kernel, outputs="one", seed=seed)
-    at = laplace.at(model, data, likelihood, sampled=how.sampled, subset=how.subset, seed=seed, memory=memory)
+    options = {"sampled": how.sampled, "subset": how.subset, "seed": seed, "memory": memory, "verified": verified}
+    at = laplace.at(model, data, likelihood, **options)
     return at.with_scales(prior) if math.isfinite(prior.nu) else at
 
 

@@ -16,7 +16,7 @@ from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import parameter_of
-from autosym.evidence import wording
+from autosym.evidence import verdicts
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.predictive import Link, Predictive, predictive
@@ -177,15 +177,13 @@ def with_cautions(
     history: Sequence[Mapping],
 ) -> Symmetry:
     """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
-    known = {
-        "evidence": {"log_evidence": float(evidence.log_evidence)},
-        "samples": evidence.samples,
-        "outputs": estimate.outputs,
-        "fingerprint": None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
-        "likelihood": likelihood.name,
-        "class_count": likelihoods.classes(likelihood, estimate.outputs),
-        "symmetry": found.as_dicts(),
-        "schedule": {"step": schedule.step, "lr": schedule.lr},
-        "history": history,
-    }
-    return replace(found, cautions=tuple(wording.doubts(known)))
+    known = verdicts.Known(
+        float(evidence.log_evidence),
+        evidence.samples,
+        likelihoods.classes(likelihood, estimate.outputs),
+        None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
+        schedule.step != "none",
+        schedule.lr,
+        history,
+    )
+    return replace(found, cautions=verdicts.cautions(found.paths, known))

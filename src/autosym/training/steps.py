@@ -79,7 +79,7 @@ class Weights:
             return loss.detach(), _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
         sums = self._first.new_zeros(len(self._first) + 3)
         if len(x):
-            loss = likelihood.loss(model(x), y)
+            loss = likelihood.loss(model(x), y).to(sums.dtype)
             gradient = torch.autograd.grad(loss, list(self.parameters.values()))
             sums = _flat([*gradient, loss.detach(), loss.new_tensor([len(x), 0])])
         processes.add(sums)
