@@ -19,6 +19,7 @@ from torch import Tensor
 from autosym.evidence import exact
 from autosym.papers.measuring import write
 from autosym.report.drawing import print_table
+from autosym.runtime.arithmetic import one_thread
 from autosym.runtime.provenance import provenance
 
 Family = Literal["fourier", "rbf"]
@@ -131,16 +132,12 @@ def _mean(phi: Tensor, y: Tensor, run: Run) -> Tensor:
 
 
 def execute(run: Run) -> dict[str, Any]:
-    """All models judged, and lambda learned by both criteria, on one thread: small matrices do not gain by more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """All models judged, and lambda learned by both criteria."""
     start = time.perf_counter()
-    try:
+    with one_thread():
         rows = [judge(model, run) for model in MODELS]
         criteria: tuple[Criterion, ...] = ("evidence", "training loss")
         learned = [{"family": m.family, "by": c, "path": learn(m, run, c)} for m in LEARNED for c in criteria]
-    finally:
-        torch.set_num_threads(threads)
     (x, y), _ = samples(run)
     return {
         "rows": rows,

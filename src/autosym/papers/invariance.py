@@ -27,7 +27,7 @@ from autosym.nn.symmetrised import described, symmetrise
 from autosym.papers import datasets, last_layer, learned_ranges, measuring
 from autosym.papers.images import RESULTS, file_of, keep, stored
 from autosym.papers.last_layer import RandomFeatures, ReluFeatures
-from autosym.papers.measuring import train_and_measure
+from autosym.papers.measuring import cell_of, train_and_measure
 from autosym.report import findings, run_files
 from autosym.report.drawing import print_table
 from autosym.runtime.provenance import provenance
@@ -258,9 +258,7 @@ def _variational(run: Run, train: Pair, test: Pair, device: str, progress: bool)
     correct = (predicted == y).double()
     return {
         "row": {
-            "task": run.task,
-            "model": run.model,
-            "method": run.method,
+            **cell_of(run),
             "accuracy": 100 * correct.mean().item(),
             "standard_error": 100 * correct.std().item() / math.sqrt(len(y)),
             "nll": F.cross_entropy(logits, y).item(),
