@@ -88,6 +88,10 @@ def small(name="f-fc+conv", classes=3):
     return nets.build(name, (2, 4, 4), classes, 2, channels=(1, 2), strides=(1, 2), hidden=2)
 
 
+def relaxed(name="f-fc+conv"):
+    return randomised(small(name))
+
+
 def images(likelihood="categorical", samples=24):
     x, y = draw(likelihood, samples, (2, 4, 4))
     return x.float(), y if likelihood == "categorical" else y.float()

@@ -1,6 +1,6 @@
 import json
-import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -26,10 +26,13 @@ def test_version(capsys):
     assert shown(capsys, "--version").out == f"autosym {autosym.__version__}\n"
 
 
-def test_python_dash_m():
-    command = [sys.executable, "-m", "autosym", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.stdout == f"autosym {autosym.__version__}\n"
+def test_python_dash_m(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["autosym", "--version"])
+    monkeypatch.delitem(sys.modules, "autosym.__main__")
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("autosym", run_name="__main__")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"autosym {autosym.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []], ids=["--help", "nothing"])
@@ -85,6 +88,7 @@ def test_without_tyro_it_says_what_to_install(capsys, monkeypatch):
 
 def test_run_prints_one_json_object_and_writes_it(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOSYM_COMMIT", "abc123")
+    monkeypatch.setitem(RUNS, "quadrant-digits", Run(width=2, test=1600))
     out, err = shown(capsys, "run", "quadrant-digits", "--epochs", "1", "--out", tmp_path / "new", "--json")
     assert err == ""
     result = json.loads(out)
@@ -102,7 +106,7 @@ def test_run_prints_one_json_object_and_writes_it(capsys, tmp_path, monkeypatch)
         "method": "evidence",
     }
     check_symmetry(result["symmetry"])
-    assert result["config"] == {**Run().__dict__, "epochs": 1}
+    assert result["config"] == {**RUNS["quadrant-digits"].__dict__, "epochs": 1}
     assert result["config"]["seed"] == RUNS["quadrant-digits"].seed
     assert len(result["correct"]) == result["config"]["test"]
     assert result["row"]["accuracy"] == pytest.approx(100 * sum(result["correct"]) / len(result["correct"]))
@@ -163,7 +167,7 @@ def test_commit_is_that_of_the_checkout_or_of_the_environment(monkeypatch):
 
 def test_commit_of_an_installed_package_is_unknown(monkeypatch, tmp_path):
     monkeypatch.delenv("AUTOSYM_COMMIT", raising=False)
-    monkeypatch.setattr(autosym, "__file__", str(tmp_path / "a" / "b" / "__init__.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a" / "b" / "runtime" / "provenance.py"))
     assert provenance.commit() is None
 
 
@@ -173,7 +177,7 @@ def test_commit_of_a_project_that_holds_an_installed_package_is_not_ours(monkeyp
     author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     for command in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "one")):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    monkeypatch.setattr(autosym, "__file__", str(tmp_path / "libraries" / "autosym" / "__init__.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "libraries" / "autosym" / "runtime" / "provenance.py"))
     assert provenance.commit() is None
-    monkeypatch.setattr(autosym, "__file__", str(tmp_path / "src" / "autosym" / "__init__.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "src" / "autosym" / "runtime" / "provenance.py"))
     assert provenance.commit(), "the control: as in a checkout"

@@ -12,12 +12,7 @@ import oracles
 from autosym import Categorical, Gaussian, calibration_error
 from autosym.curvature.kronecker import kfac
 from autosym.curvature.owners import sites
-from autosym.nn import nets
-from models import convnet, draw, mlp, owned, randomised
-
-
-def eye(size):
-    return torch.eye(size, dtype=torch.float64)
+from models import convnet, draw, eye, mlp, owned, relaxed
 
 
 def at_weights(model, data, likelihood, precision=None):
@@ -25,10 +20,6 @@ def at_weights(model, data, likelihood, precision=None):
     if precision is None:
         precision = {site.name: 0.3 + 0.2 * i for i, site in enumerate(sites(model))}
     return autosym.fit(model, data, likelihood, prior_precision=precision, step="none", epochs=1, lr=1e-30)
-
-
-def relaxed(name="f-fc+conv"):
-    return randomised(nets.build(name, (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
 
 
 # ---- closed forms

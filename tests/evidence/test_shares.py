@@ -18,17 +18,13 @@ from autosym.linear.path import NOTHING, Kept
 from autosym.linear.sparse import Sparse
 from autosym.nn import layers, nets
 from autosym.nn.layers import Relaxed
-from models import draw, mlp, randomised
+from models import draw, mlp, randomised, relaxed
 
 
 def taken(model, shape=(2, 4, 4), samples=6):
     """The evidence of a model on random data, with another precision for every path."""
     found = laplace.at(model, draw("categorical", samples, shape))
     return found, Prior(found.names, {name: 0.1 * (i + 1) for i, name in enumerate(found.names)})
-
-
-def relaxed(name="f-fc+conv"):
-    return randomised(nets.build(name, (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
 
 
 def without(found, *gone):

@@ -11,6 +11,7 @@ from autosym.evidence import verdicts
 from autosym.evidence.cautions import Dead, Guessing, Little, Moving, OneClass, OneStep, Rising, Unsteady, Unused
 from autosym.evidence.verdicts import Known
 from autosym.linear.path import NOTHING, Kept
+from autosym.report.findings import class_count
 from learned import network, path
 from models import small
 
@@ -180,9 +181,10 @@ def test_hardly_better_than_guessing_is_a_caution(part, little):
 def test_what_guessing_explains_is_nothing():
     assert verdicts.gained(-100 * math.log(4), 100, 4) == 0.0
     assert verdicts.gained(-100.0, 100, 1) == 1.0, "one class: there is nothing to guess"
-    assert verdicts.classes("categorical", 4) == 4
-    assert verdicts.classes("categorical", None) == 0
-    assert verdicts.classes("gaussian", 4) is None
+    assert class_count({"likelihood": "categorical", "outputs": 4}) == 4
+    assert class_count({"likelihood": "categorical"}) == 0
+    assert class_count({"likelihood": "gaussian", "outputs": 4}) is None
+    assert class_count({"likelihood": "of a user", "outputs": 1, "class_count": 2}) == 2
 
 
 def test_labels_of_one_class_are_not_a_symmetry():

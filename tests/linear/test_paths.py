@@ -50,7 +50,8 @@ def test_path_law_gradcheck(name, constructor, shape):
     def call(x, weight):
         return torch.func.functional_call(path, {"weight": weight}, (x,))
 
-    assert torch.autograd.gradcheck(call, (x.requires_grad_(), path.weight.detach().requires_grad_()))
+    # A random projection of the Jacobian, which a wrong entry changes almost surely, in place of every column.
+    assert torch.autograd.gradcheck(call, (x.requires_grad_(), path.weight.detach().requires_grad_()), fast_mode=True)
 
 
 @pytest.mark.parametrize(("name", "constructor", "shape"), PATHS)

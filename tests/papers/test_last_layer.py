@@ -16,12 +16,7 @@ from autosym.nn.symmetrised import ranges, symmetrise
 from autosym.papers import bound as bounds
 from autosym.papers import last_layer
 from autosym.papers.last_layer import LastLayer, RandomFeatures, ReluFeatures
-
-
-def problem(samples=15, features=4, outputs=2):
-    torch.manual_seed(0)
-    phi = torch.randn(samples, features, dtype=torch.float64)
-    return phi, phi @ torch.randn(features, outputs).double() + 0.3 * torch.randn(samples, outputs).double()
+from models import regression
 
 
 def head_at(mean, root, precision):
@@ -42,7 +37,7 @@ def right(phi, y, precision, variance):
 
 
 def test_the_bound_is_exact_evidence_at_the_right_posterior():
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     head = right(phi, y, 1.7, 0.09)
     record = last_layer.at(nn.Identity(), head, (phi, y), Gaussian(0.3))
     expected = exact.at(phi, y, 1.7, 0.09).log_evidence
@@ -53,7 +48,7 @@ def test_the_bound_is_exact_evidence_at_the_right_posterior():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_bound_is_never_above_exact_evidence(seed):
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     torch.manual_seed(seed)
     for head in (right(phi, y, 1.7, 0.09), LastLayer(4, 2, 1.7).double()):
         head.log_precision.data.fill_(math.log(1.7))
@@ -221,7 +216,7 @@ def test_adam_is_that_of_torch():
 
 def test_natural_steps_come_to_the_exact_posterior():
     """Of a linear model with Gaussian noise: one full step of H, and of means, is all it takes."""
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
     natural = last_layer.Natural(head, likelihood, len(phi))
     natural.memory.fill_(1)
@@ -251,7 +246,7 @@ def test_the_curvature_of_the_data_follows_the_noise():
 @pytest.mark.parametrize("bounded", [True, False])
 def test_a_step_by_an_old_curvature_goes_no_further_than_the_present_one_allows(bounded):
     """H knows nothing yet of where features vary: its whole step would end below the start."""
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     head, likelihood = LastLayer(4, 2, 1e-3).double(), Gaussian(0.3)
     natural = last_layer.Natural(head, likelihood, len(phi))
     natural.rate.fill_(1)

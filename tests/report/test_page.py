@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_findings import Page
 
 import autosym
 from autosym.answer.equivariance import equivariance_error
@@ -19,6 +18,7 @@ from autosym.nn import nets
 from autosym.report import charts, drawing, findings, page
 from learned import network, path
 from models import draw, images, mlp, small
+from pages import Page
 
 pytest.importorskip("jinja2")
 

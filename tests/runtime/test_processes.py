@@ -142,7 +142,7 @@ def timeless(found):
 def test_accelerate(tmp_path):
     """Which wraps the model, and divides the loader so that samples repeat."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    script = [Path(__file__).parents[1] / "accelerated.py", tmp_path / "found.json"]
+    script = [Path(workers.__file__).with_name("accelerated.py"), tmp_path / "found.json"]
     done = subprocess.run([*TORCHRUN, *script], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

@@ -282,13 +282,13 @@ def test_the_rate_is_larger_in_a_short_run():
         assert plain.for_steps(10).lr == 0.05
 
 
-LR_OF_4800 = 0.05 * (8000 / 4800) ** 0.5
+LR_OF_2400 = 0.05 * (8000 / 2400) ** 0.5
 
 
-@pytest.mark.parametrize(("batch_size", "of_loader", "lr"), [(1, None, LR_OF_4800), (1, 12, 0.1), (24, 1, LR_OF_4800)])
+@pytest.mark.parametrize(("batch_size", "of_loader", "lr"), [(1, None, LR_OF_2400), (1, 12, 0.1), (12, 1, LR_OF_2400)])
 def test_a_fit_takes_the_rate_of_its_number_of_steps(batch_size, of_loader, lr):
-    """Of 24 samples and 200 epochs, in batches of fit or of the loader."""
-    data = draw("categorical", 24)
+    """Of 12 samples and 200 epochs, in batches of fit or of the loader."""
+    data = draw("categorical", 12)
     if of_loader:
         data = DataLoader(TensorDataset(*data), of_loader)
     fit = autosym.fit(mlp(5, 4, 3), data, epochs=200, batch_size=batch_size, step="none")

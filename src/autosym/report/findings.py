@@ -279,8 +279,8 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def class_count(contents: Mapping[str, Any]) -> int | None:
-    """How many classes the targets have; None where they are not classes. Older files say it by likelihood and outputs."""
-    return contents.get("class_count", contents.get("outputs") if contents.get("likelihood") == "categorical" else None)
+    """How many classes the targets have (0: not known); None if they are not classes. Older files say it by their likelihood."""
+    return contents.get("class_count", contents.get("outputs") or 0 if contents.get("likelihood") == "categorical" else None)
 
 
 def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
