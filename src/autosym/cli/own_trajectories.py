@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from autosym.noether import Discovery, Search, discover, systems
 from autosym.papers.measuring import write
 from autosym.report import conserved
+from autosym.report.drawing import save_figure
 from autosym.report.writing import write_text
 from autosym.runtime.provenance import provenance
 
@@ -58,8 +59,7 @@ def noether(
         found = discover(trajectories, dt, derivatives, space, _changed(Search(), quantities, points), seed)
         result = found.as_dict()
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        found.plot().savefig(plot, dpi=100)
+        save_figure(found.plot(), plot)
     if out is not None:
         result |= {"title": demo or (data and data.name), "command": _command(data, demo, space, quantities, points, seed)}
         page = _written(result | {"provenance": provenance()}, out)

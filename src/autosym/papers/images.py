@@ -18,7 +18,7 @@ from autosym.nn import nets
 from autosym.papers import datasets, measuring
 from autosym.papers.measuring import METHODS, train_and_measure, write
 from autosym.report import run_files
-from autosym.report.drawing import draw_precisions, draw_shares, print_table
+from autosym.report.drawing import draw_precisions, draw_shares, new_figure, print_table, save_figure
 from autosym.runtime import files, processes
 from autosym.training.schedule import Schedule
 
@@ -172,11 +172,6 @@ def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, lis
 
 def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESULTS) -> None:
     """The symmetry that every network with a choice learned by evidence (first seed): shares and precisions by layer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     found = stored(table, results, Run)
     first = [found[name][0] for name, run in runs.items() if name in found and run.method == "evidence"]
     learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
@@ -184,8 +179,8 @@ def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESU
         raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
     bands = math.ceil(len(learned) / 3)  # of two or three networks beside each other, so that a page shows them
     columns = math.ceil(len(learned) / bands)
-    size = (6 * columns, 7.5 * bands)
-    figure, axes = plt.subplots(2 * bands, columns, figsize=size, layout="constrained", squeeze=False)
+    figure = new_figure(6 * columns, 7.5 * bands)
+    axes = figure.subplots(2 * bands, columns, squeeze=False)
     pairs = [axes[2 * band : 2 * band + 2, column] for band in range(bands) for column in range(columns)]
     for axis in (axis for pair in pairs[len(learned) :] for axis in pair):
         axis.axis("off")
@@ -197,9 +192,7 @@ def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESU
         draw_precisions(below, result["symmetry"], "")
     legend = {label: bar for axis in axes[::2].flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _row(run: Run, results: Sequence[dict], paper: Mapping[str, Any]) -> dict[str, Any]:
