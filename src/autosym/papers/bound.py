@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature.passes import Pass
 from autosym.evidence.record import Evidence
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data
 
 TRUST = 0.2  # log delta moves by no more at a factorisation
 PARTS = (1 / 64, 1 / 8, 1.0)  # of a step, of which the longest that gains is taken
@@ -89,18 +90,18 @@ def at(
 ) -> Evidence:
     """The ELBO of all of ``data``, a lower bound of the log evidence; ``draws`` of noise for each sample where it is needed."""
     likelihood = likelihoods.of(likelihood)
-    generator, total, samples = torch.Generator().manual_seed(seed), torch.zeros((), dtype=torch.float64), 0
+    generator, total = torch.Generator().manual_seed(seed), torch.zeros((), dtype=torch.float64)
+    shown = Pass(head, data, likelihood, 500, alone=True)
     with torch.no_grad():
-        for x, y in batches(data, 500):
-            x, y = to_model(x, y, head, "the data")
+        for x, y, _, _ in shown:
             noise = torch.randn(draws, len(x), len(head.mean), generator=generator).to(x)
             total += expected_log_likelihood(head, features(x), y, likelihood, noise).double().cpu()
-            samples += len(x)
+        shown.finish()
         kl = head.kl().double().cpu()
         squares = (head.root().square().sum() + head.mean.square().sum()).double().cpu()
         size, log_precision = head.mean.numel(), head.log_precision.double().cpu()
         log_prior = 0.5 * (size * (log_precision - math.log(2 * math.pi)) - log_precision.exp() * squares)
-        return Evidence(total, log_prior, kl + log_prior, samples, "the log evidence")
+        return Evidence(total, log_prior, kl + log_prior, shown.samples, "the log evidence")
 
 
 class Natural:
