@@ -207,7 +207,9 @@ class Probabilities(nn.Module):
 
 def test_a_softmax_at_the_end_is_refused_where_the_likelihood_has_one():
     net, (x, y) = mlp(5, 4, 3), draw("categorical", 9, outputs=3)
-    refused(r"are probabilities, by a softmax in its forward\(\): the categorical likelihood applies", Probabilities(net), (x, y))
+    refused(
+        r"are probabilities, by a softmax in its forward\(\): the categorical likelihood applies", Probabilities(net), (x, y)
+    )
     relaxed = relax(nn.Sequential(net, nn.Softmax(1)), x)
     with pytest.raises(ValueError, match=r"by 1 \(Softmax\)"):
         fit(relaxed, (x, y), epochs=1)

@@ -12,7 +12,6 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from autosym.cli import commands
 from autosym.papers import group_digits, measuring, table1, table2, table3
 from autosym.papers.quadrant_digits import METHODS, RUNS
 from commands import shown
@@ -79,7 +78,7 @@ def test_run_all_runs_every_cell_that_begins_so(capsys, tmp_path, published):
 def test_run_all_chooses_by_the_beginning_of_a_name(capsys, monkeypatch):
     """The runs of any experiment; none is trained here."""
     ran = []
-    monkeypatch.setattr(commands, "_run", lambda name, *rest: ran.append(name))
+    monkeypatch.setattr("autosym.cli.published._run", lambda name, *rest: ran.append(name))
     for beginning, names in (
         ("table2", list(table2.RUNS)),
         ("table2/s-fc/", [f"table2/s-fc/{prior}/{method}" for prior in ("u", "omega") for method in METHODS]),
@@ -115,7 +114,7 @@ def test_run_of_two_seeds_is_two_results(capsys, tmp_path, published):
 
 def test_seeds_count_from_the_experiments_own(capsys, monkeypatch):
     ran = []
-    monkeypatch.setattr(commands, "_run", lambda name, config, *rest: ran.append((config.seed, str(rest[0]))))
+    monkeypatch.setattr("autosym.cli.published._run", lambda name, config, *rest: ran.append((config.seed, str(rest[0]))))
     shown(capsys, "run", "quadrant-digits", "--seeds", "3")
     assert ran == [(1 + i, f"runs/quadrant-digits/seed{1 + i}") for i in range(3)]
 

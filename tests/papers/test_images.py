@@ -87,7 +87,7 @@ def source(task):
 
 @pytest.mark.parametrize("task", DATASETS)
 def test_datasets_have_their_shapes_and_labels(task, folder):
-    train, test, classes = images.tensors(Run("table3", task, "conv"), folder)
+    train, test, classes = images.tensors(Run(task, "conv", table="table3"), folder)
     channels = 3 if "cifar" in task else 1
     assert classes == (40 if task == "digit+quadrant" else 10)
     for (x, y), count, expected in zip((train, test), (80, 30), labels(folder)[source(task)], strict=True):
@@ -116,15 +116,15 @@ FORMS = {
 @pytest.mark.parametrize("seed", [0, 3])
 def test_datasets_are_the_images_transformed_by_draws_of_their_own_and_normalised(task, seed, folder):
     read = datasets.cifar10 if "cifar" in task else datasets.mnist
-    train, test, _ = images.tensors(Run("table3", task, "conv", seed=seed), folder)
+    train, test, _ = images.tensors(Run(task, "conv", seed=seed, table="table3"), folder)
     for part, ((x, _), (pixels, _)) in enumerate(zip((train, test), read(folder), strict=True)):
         expected = FORMS[task](datasets.as_floats(pixels), 2 * seed + part)
         torch.testing.assert_close(x, datasets.normalised(expected, *NORMAL[source(task)]), rtol=0, atol=1e-5)
 
 
 def test_quadrants_are_where_the_labels_say(folder):
-    train, test, _ = images.tensors(Run("table1", "digit+quadrant", "conv"), folder)
-    same = images.tensors(Run("table1", "digit", "conv"), folder)
+    train, test, _ = images.tensors(Run("digit+quadrant", "conv", table="table1"), folder)
+    same = images.tensors(Run("digit", "conv", table="table1"), folder)
     for (x, y), (plain, _) in zip((train, test), same[:2], strict=True):
         assert torch.equal(x, plain), "both tasks have the same images"
         ink = (x[:, 0] - x.min()).unflatten(1, (2, 16)).unflatten(3, (2, 16)).sum((2, 4)).flatten(1)
@@ -134,7 +134,7 @@ def test_quadrants_are_where_the_labels_say(folder):
 
 @pytest.mark.parametrize("task", DATASETS)
 def test_random_datasets_are_of_a_seed(task, folder):
-    first, again, other = (images.tensors(Run("table3", task, "conv", seed=seed), folder) for seed in (1, 1, 2))
+    first, again, other = (images.tensors(Run(task, "conv", seed=seed, table="table3"), folder) for seed in (1, 1, 2))
     assert torch.equal(first[0][0], again[0][0])
     assert torch.equal(first[0][0], other[0][0]) is (task in ("mnist", "cifar-10"))
 
@@ -143,11 +143,11 @@ def test_random_datasets_are_of_a_seed(task, folder):
 
 SMALL = {"epochs": 1, "width": 1}
 CELLS = [
-    Run("table1", "digit+quadrant", "f-fc+conv", **SMALL),
-    Run("table1", "digit", "conv", "map", seed=3, **SMALL),
-    Run("table2", "cifar-10", "s-conv", "map", prior="u", **SMALL),
-    Run("table2", "cifar-10", "s-fc+s-conv", prior="omega", **SMALL),
-    Run("table3", "translated-mnist", table3.MODEL, **SMALL),
+    Run("digit+quadrant", "f-fc+conv", **SMALL, table="table1"),
+    Run("digit", "conv", "map", seed=3, **SMALL, table="table1"),
+    Run("cifar-10", "s-conv", "map", prior="u", **SMALL, table="table2"),
+    Run("cifar-10", "s-fc+s-conv", prior="omega", **SMALL, table="table2"),
+    Run("translated-mnist", table3.MODEL, **SMALL, table="table3"),
 ]
 IN_CI = [pytest.param(run, marks=pytest.mark.slow) for run in CELLS[3:]]
 
@@ -184,7 +184,7 @@ def test_a_result_is_strict_json_at_any_number_of_epochs(method, folder, tmp_pat
     def refuse(constant):
         raise ValueError(f"{constant} is no JSON")
 
-    run = Run("table1", "digit", "conv", method, **SMALL)
+    run = Run("digit", "conv", method, **SMALL, table="table1")
     images.execute(run, data_dir=folder, results=tmp_path)
     json.loads((tmp_path / f"{run.file}.json").read_text(), parse_constant=refuse)
 
@@ -217,8 +217,8 @@ def test_a_run_builds_the_network_of_its_start(start, ratio, folder, tmp_path, m
     monkeypatch.setattr(images, "train_and_measure", stop)
     weights = []
     for run in (
-        Run("table3", "mnist", "conv+gconv:c4", width=1, start=start),
-        Run("table3", "mnist", "conv+gconv:c4", width=1),
+        Run("mnist", "conv+gconv:c4", width=1, start=start, table="table3"),
+        Run("mnist", "conv+gconv:c4", width=1, table="table3"),
     ):
         with pytest.raises(Built) as caught:
             images.execute(run, data_dir=folder, results=tmp_path)
@@ -270,7 +270,7 @@ def test_seconds_of_a_resumed_run_are_those_of_all_its_parts(folder, tmp_path, m
         return fit(*arguments, log=logged, **options | {"checkpoint_seconds": 0.0})
 
     def execute(resume):
-        run = Run("table1", "digit", "conv", "map", epochs=3, width=1)
+        run = Run("digit", "conv", "map", epochs=3, width=1, table="table1")
         return images.execute(run, data_dir=folder, results=tmp_path, out=tmp_path / "out", resume=resume)
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])

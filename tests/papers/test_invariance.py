@@ -116,10 +116,8 @@ def test_the_convolutional_network_takes_both_kinds_of_images():
 
 def test_a_figure_has_a_row_of_panels_for_each_unit(tmp_path, monkeypatch):
     """With every range in the panel of its own task and unit, and named beside it."""
-    from matplotlib import pyplot as plt
-
     drawn = []
-    monkeypatch.setattr(plt, "close", drawn.append)
+    monkeypatch.setattr(learned_ranges, "save_figure", lambda figure, path, dpi: drawn.append(figure))
     keys = ("rotation (degrees)", "x-scale (factor)", "y-scale (factor)")
     results = [
         {
@@ -129,14 +127,12 @@ def test_a_figure_has_a_row_of_panels_for_each_unit(tmp_path, monkeypatch):
         for task in ("rotated", "scaled")
     ]
     learned_ranges.draw(results, tmp_path / "figure.png")
-    monkeypatch.undo()
     axes = drawn[0].axes
     assert [len(axis.lines) for axis in axes] == [1, 1, 2, 2]
     assert [axis.get_ylabel() for axis in axes] == ["degrees", "", "factor", ""]
     assert [axis.get_title() for axis in axes] == ["rotated", "scaled", "", ""]
     assert axes[2].lines[1].get_ydata().tolist() == [12.0, 22.0]
     assert [text.get_text() for text in axes[3].get_legend().get_texts()] == ["mlp+affine: x-scale", "mlp+affine: y-scale"]
-    plt.close(drawn[0])
 
 
 def test_a_figure_of_nothing_is_refused(tmp_path):

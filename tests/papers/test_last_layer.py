@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autosym.bayes.likelihoods import Categorical, Gaussian
 from autosym.evidence import exact
 from autosym.nn.symmetrised import ranges, symmetrise
+from autosym.papers import bound as bounds
 from autosym.papers import last_layer
 from autosym.papers.last_layer import LastLayer, RandomFeatures, ReluFeatures
 from models import regression
@@ -238,8 +239,8 @@ def test_the_curvature_of_the_data_follows_the_noise():
     natural.memory.fill_(1)
     natural.gather(torch.ones(2, 4, 4).double(), torch.tensor(2 * 0.09 * 20))
     natural.refresh()
-    assert float(likelihood.log_variance.detach()) == pytest.approx(math.log(0.09) + last_layer.TRUST)
-    assert_close(natural.data, torch.full((2, 4, 4), math.exp(-last_layer.TRUST)).double())
+    assert float(likelihood.log_variance.detach()) == pytest.approx(math.log(0.09) + bounds.TRUST)
+    assert_close(natural.data, torch.full((2, 4, 4), math.exp(-bounds.TRUST)).double())
 
 
 @pytest.mark.parametrize("bounded", [True, False])

@@ -214,6 +214,9 @@ def test_the_table_has_the_papers_numbers_and_says_what_is_missing(tmp_path, cap
     assert commands.main(["table", "noether", "--results", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == noether.rows(tmp_path)
     assert commands.main(["table", "noether", "--results", str(tmp_path)]) == 0
+    assert "3310" in capsys.readouterr().out
+    assert commands.main(["table", "noether", "--results", str(tmp_path), "--figure", str(tmp_path / "a.png")]) == 1
+    assert "the table noether has no figure" in capsys.readouterr().err
 
 
 # ---- commands
@@ -224,6 +227,12 @@ def test_the_integrator_is_chosen_on_the_command_line(tmp_path, capsys):
     assert commands.main([*name, "--integrator", "euler", "--substeps", "3", "--json"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["integrator"], config["substeps"], config["epochs"]) == ("euler", 3, 2)
+    assert commands.main(name) == 0
+    *_, said, written = capsys.readouterr().out.splitlines()
+    assert said.startswith("noether/oscillator/hnn: -ELBO/N ")
+    assert (
+        written == f"Written: {tmp_path / 'result.json'}, and {tmp_path / 'results/noether/oscillator_hnn-changed-seed0'}.json"
+    )
     assert commands.main([*name, "--integrator", "simpson"]) == 1
     assert "use euler, midpoint" in capsys.readouterr().err
     assert commands.main(["run", "quadrant-digits", "--substeps", "3"]) == 1

@@ -123,8 +123,8 @@ def test_the_accuracy_of_a_result_follows_from_its_labels(path):
 def figure(table, runs, monkeypatch):
     """What is drawn of the results that are kept."""
     drawn = []
-    figures = pytest.importorskip("matplotlib.figure")
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(images, "save_figure", lambda figure, path: drawn.append(figure))
     images.figure(table, runs, Path("none.png"), Path(__file__).parents[2] / "results")
     return drawn[0]
 

@@ -76,7 +76,7 @@ def test_rows_have_the_order_of_seeds(tmp_path):
 
 
 def test_rows_are_of_their_own_table_and_cell(tmp_path):
-    stored(tmp_path, Run("table1", "digit", "s-conv"), 1.0)  # of no cell
+    stored(tmp_path, Run("digit", "s-conv", table="table1"), 1.0)  # of no cell
     stored(tmp_path, table3.RUNS["table3/mnist/map"], 2.0)
     stored(tmp_path, table2.RUNS["table2/s-fc/u/map"], 3.0)
     stored(tmp_path, table2.RUNS["table2/s-fc/omega/map"], 4.0)

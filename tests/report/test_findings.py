@@ -67,6 +67,13 @@ def test_it_is_said_what_was_measured_on(fitted):
     assert "measured_on" not in findings.contents(fit)
 
 
+def test_a_fit_by_kernel_evidence_knows_its_data():
+    x, y = torch.randn(12, 5), torch.arange(12) % 3
+    fit = autosym.fit(mlp(5, 4, 3).float(), (x, y), epochs=1, kernel=6)
+    assert findings.contents(fit, (x, y))["measured_on"] == "training"
+    assert findings.contents(fit, (x, y.flip(0)))["measured_on"] == "given"
+
+
 def test_contents_without_data_measure_nothing(fitted):
     said = findings.contents(fitted[0])
     assert "equivariance" not in said

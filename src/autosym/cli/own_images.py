@@ -21,11 +21,10 @@ from autosym.evidence.predictive import Scores, scores
 from autosym.linear.sparse import Sparse
 from autosym.nn import nets
 from autosym.papers import datasets
-from autosym.papers.measuring import CHECKPOINT, METHODS, in_percent, start_anew, write
+from autosym.papers.measuring import CHECKPOINT, METHODS, cell_of, fit_in, in_percent, outputs_of, write
 from autosym.report import findings, run_files, words
 from autosym.runtime.provenance import provenance
 from autosym.training import checkpoint
-from autosym.training.fitting import fit
 from autosym.training.schedule import Schedule
 
 WEIGHT_STEPS = 1500  # of training, at least
@@ -88,21 +87,10 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     training, test, preprocessing, notes = _prepared(found, run)
     network = network_for(run, training[0].shape[1:], len(found.classes), len(training[0]))
     schedule = schedule_for(run, len(training[0]))
-    start_anew(out, resume)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.perf_counter()
     torch.manual_seed(run.seed)
-    fitted = fit(
-        nets.build(**network).to(device),
-        training,
-        schedule=schedule,
-        seed=run.seed,
-        progress=progress,
-        history=out / "history.jsonl",
-        checkpoint=out / CHECKPOINT,
-        checkpoint_seconds=10,
-        resume=resume,
-    )
+    fitted = fit_in(out, nets.build(**network).to(device), training, schedule, run.seed, resume, progress=progress)
     held = len(test[0]) > 1
     kind, measured = ("held out", test) if held else ("training", training)
     shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
@@ -111,9 +99,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
         "headline": words.headline(decided, shown["ranges"]),
         "cautions": list(map(str, decided.beside_headline())),
         "row": {
-            "task": run.task,
-            "model": run.model,
-            "method": run.method,
+            **cell_of(run),
             **(_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores))),
             "train_accuracy": _measured(fitted.model, training)["accuracy"],
             "evidence": fitted.evidence.log_evidence.item() / len(training[0]),
@@ -173,11 +159,8 @@ def _prepared(found: pictures.Pictures, run: Run) -> tuple[Pair, Pair, dict[str,
     return (images[rest], found.labels[rest]), (images[test], found.labels[test]), preprocessing, notes
 
 
-@torch.no_grad()
 def _measured(model: nn.Module, pair: Pair) -> dict[str, float]:
-    x, y = pair
-    device = next(model.parameters()).device
-    return in_percent(scores(torch.cat([model(part.to(device)).cpu() for part in x.split(1000)]), y))
+    return in_percent(scores(outputs_of(model, pair[0]), pair[1]))
 
 
 def audit(

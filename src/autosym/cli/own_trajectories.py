@@ -1,4 +1,4 @@
-"""The commands about dynamics: ``autosym noether DATA``, and runs and the table of the experiment of that name."""
+"""``autosym noether DATA``: the conserved quantities of a user's trajectories."""
 
 import json as json_format
 import shlex
@@ -11,10 +11,9 @@ import torch
 from tyro.conf import Positional
 
 from autosym.noether import Discovery, Search, discover, systems
-from autosym.papers import noether as experiment
-from autosym.papers.measuring import check_results, write
+from autosym.papers.measuring import write
 from autosym.report import conserved
-from autosym.report.drawing import print_table
+from autosym.report.drawing import save_figure
 from autosym.report.writing import write_text
 from autosym.runtime.provenance import provenance
 
@@ -60,8 +59,7 @@ def noether(
         found = discover(trajectories, dt, derivatives, space, _changed(Search(), quantities, points), seed)
         result = found.as_dict()
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        found.plot().savefig(plot, dpi=100)
+        save_figure(found.plot(), plot)
     if out is not None:
         result |= {"title": demo or (data and data.name), "command": _command(data, demo, space, quantities, points, seed)}
         page = _written(result | {"provenance": provenance()}, out)
@@ -123,39 +121,3 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     if x is None or dt is None:
         raise ValueError(f"{path} holds {', '.join(held) or 'nothing'}: it needs trajectories (or x) and dt (or t)")
     return x, dt, held.get("derivatives")
-
-
-def run(config: experiment.Run, out: Path, results: Path, resume: bool, json: bool) -> None:
-    """One run of the experiment, its result on disk and in words."""
-    result = experiment.execute(config, progress=not json, out=out, resume=resume, results=results)
-    write(result, out / "result.json")
-    if json:
-        print(json_format.dumps(result))
-        return
-    row = result["row"]
-    print(f"{config.name}: -ELBO/N {row['negative_elbo']:.3f}, test MSE {row['test_mse']:.3g}, {row['seconds']:.0f} s")
-    print(f"Written: {out / 'result.json'}, and {results / config.file}.json")
-
-
-def table(results: Path, json: bool) -> None:
-    """Ours beside the paper's; what was not run is a dash."""
-    found = experiment.rows(results)
-    check_results(found, results, "noether")
-    if json:
-        print(json_format.dumps({"rows": found}))
-        return
-    columns = {  # title, format
-        "negative_elbo": ("-ELBO/N", ".4g"),
-        "paper_negative_elbo": ("paper", ".4g"),
-        "test_mse": ("test MSE", ".3g"),
-        "paper_test_mse": ("paper ", ".3g"),
-        "moved_mse": ("moved MSE", ".3g"),
-        "paper_moved_mse": ("paper  ", ".3g"),
-        "least_parallelness": ("parallel", ".4g"),
-        "epochs": ("epochs", "d"),
-        "seconds": ("s", ".0f"),
-    }
-    numbers = [["-" if row[key] is None else format(row[key], kind) for key, (_, kind) in columns.items()] for row in found]
-    lines = [[f"{row['system']}: {row['model']}", *own] for row, own in zip(found, numbers, strict=True)]
-    titles = ["run", *(title for title, _ in columns.values())]
-    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", titles, lines)

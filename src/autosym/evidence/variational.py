@@ -5,13 +5,11 @@
     KL = 1/2 [ delta (|L_S|^2 |L_A|^2 + |M|^2) - d - d log delta ] - in log det L_S - out log det L_A
 
 L_S (out, out) is lower and L_A (in, in) upper triangular. Every block of a path has one of each, and both are learned.
-Precisions and the variance of a Gaussian have closed forms. Unlike Laplace, this needs no mode and no curvature, only samples
-of the log-likelihood.
+Precisions have a closed form. Unlike Laplace, this needs no mode and no curvature, only samples of the log-likelihood.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,6 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.evidence.record import Evidence
-from autosym.linear.path import Path
 from autosym.runtime.batching import Data
 
 
@@ -92,47 +89,18 @@ class Posterior(nn.Module):
             name: part.mean.reshape(shape) for name, shape, part in zip(self.names, self.shapes, self._parts(), strict=True)
         }
 
-    @contextmanager
-    def local(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """Local sampling, y = M x + |L_A x| L_S e: paths add separate noise to every sample's output.
-
-        Yields the means, to call the model with. For a single sample the distribution is the same as in weight-space sampling,
-        with less noise in gradients. It needs paths at one position (S = 1), because positions that share a weight share its
-        noise.
-        """
-        modules = dict(model.named_modules())
-        hooks = []
-        for name, part in zip(self.names, self._parts(), strict=True):
-            module = modules[name.rpartition(".")[0]]
-            if not isinstance(module, Path):
-                raise ValueError(
-                    f"{name}: local sampling is for autosym's paths; sample weights of {type(module).__name__} instead"
-                )
-            hooks.append(module.register_forward_hook(_noise(name, part)))
-        try:
-            yield self.means()
-        finally:
-            for hook in hooks:
-                hook.remove()
-
     def kl(self) -> Tensor:
         """KL(q || prior) of every path, (paths,)."""
         square = torch.stack([part.expected_square() for part in self._parts()]).to(self.log_precision)
         entropy = torch.stack([part.entropy() for part in self._parts()]).to(self.log_precision)
         return -entropy - _log_prior(square, self.sizes, self.log_precision)
 
-    def evidence(self, log_likelihood: Tensor, samples: int, hidden: Sequence[int] = ()) -> Evidence:
-        """The bound, given E_q log p(D | W) over all ``samples``.
-
-        ``hidden`` lists layer widths n whose units can be permuted without changing the network. q sits at one of n! equal
-        modes for each, so log n! may be added. This assumes that the modes do not overlap, and is left out by default.
-        """
+    def evidence(self, log_likelihood: Tensor, samples: int) -> Evidence:
+        """The bound, given E_q log p(D | W) over all ``samples``."""
         square = torch.stack([part.expected_square() for part in self._parts()]).to(self.log_precision)
         entropy = torch.stack([part.entropy() for part in self._parts()]).sum().to(self.log_precision)
-        copies = sum(math.lgamma(n + 1) for n in hidden)
         log_prior = _log_prior(square, self.sizes, self.log_precision).sum()
-        bound = "the evidence, if modes that differ by permutations do not overlap" if hidden else "the evidence"
-        return Evidence(log_likelihood, log_prior, -entropy - copies, samples, bound)
+        return Evidence(log_likelihood, log_prior, -entropy, samples, "the evidence")
 
     def update_precisions(self, rate: float = 1.0) -> None:
         """delta <- d / E |W|^2, the best for this q, by a moving average of variances: (1 - rate) of the old one stays."""
@@ -152,28 +120,6 @@ def _blocks(weight: Tensor) -> Tensor:
     return weight if weight.dim() == 3 else weight.reshape(1, len(weight) if weight.dim() else 1, -1)
 
 
-def _noise(name: str, part: MatrixNormal) -> Callable:
-    def add(path: Path, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        columns = path.columns(inputs[0])  # (B, S, K, in)
-        if columns.shape[1] != 1:
-            raise ValueError(
-                f"{name} has {columns.shape[1]} shared positions: local sampling needs one; sample weights instead"
-            )
-        S, A = part.factors()
-        size = torch.einsum("kij,bskj->bski", A, columns).norm(dim=-1, keepdim=True)
-        noise = torch.randn(*size.shape[:-1], S.shape[1], dtype=output.dtype, device=output.device)
-        return output + path.place(size * torch.einsum("koj,bskj->bsko", S, noise), inputs[0])
-
-    return add
-
-
-def update_variance(likelihood: likelihoods.Gaussian, mean_square_error: float | Tensor, rate: float = 1.0) -> None:
-    """sigma^2 <- E_q of the mean squared error, the best for this q, by a moving average."""
-    with torch.no_grad():
-        error = torch.as_tensor(mean_square_error).to(likelihood.log_variance)
-        likelihood.log_variance.copy_(((1 - rate) * likelihood.log_variance.exp() + rate * error).log())
-
-
 def expected_statistic(model: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
     """The mean over sets of weights (count, *shape) of the likelihood's statistic of one batch."""
     outputs = torch.func.vmap(lambda w: torch.func.functional_call(model, w, (x,)))(dict(weights))
@@ -186,7 +132,6 @@ def at(
     posterior: Posterior,
     likelihood: str | Likelihood = "categorical",
     count: int = 10,
-    hidden: Sequence[int] = (),
     batch_size: int = 1000,
 ) -> Evidence:
     """An unbiased estimate of the bound over all of ``data``, from ``count`` sets of weights, the same for all samples."""
@@ -198,4 +143,4 @@ def at(
             shown.check(model(x[:2]), y)
         total = total + expected_statistic(model, weights, x, y, likelihood).to(total)
     shown.finish()
-    return posterior.evidence(likelihood.log_likelihood(total, shown.samples * shown.outputs), shown.samples, hidden)
+    return posterior.evidence(likelihood.log_likelihood(total, shown.samples * shown.outputs), shown.samples)

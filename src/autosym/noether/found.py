@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autosym.noether.conserved import Quadratic
 from autosym.noether.known import Known, unit
+from autosym.report.drawing import new_figure
 from autosym.report.words import APPROXIMATE
 
 STANDS_OUT = 0.2  # of the largest singular value: a direction below it is a remainder of the random start
@@ -103,10 +104,8 @@ class Discovery:
 
     def plot(self) -> Any:
         """A matplotlib figure: the singular values, and the generator of every quantity."""
-        from matplotlib.figure import Figure
-
         generators = self.generators()
-        figure = Figure(figsize=(3.2 * (1 + max(1, len(generators))), 3.2), layout="constrained")
+        figure = new_figure(3.2 * (1 + max(1, len(generators))), 3.2)
         axes = figure.subplots(1, 1 + len(generators), squeeze=False)[0]
         heights, count = self.singular_values, self.symmetries + len(self.drifting)
         axes[0].bar(range(1, len(heights) + 1), heights, color=["C0" if i < count else "0.75" for i in range(len(heights))])

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from autosym.evidence import exact
 from autosym.papers.measuring import write
-from autosym.report.drawing import print_table
+from autosym.report.drawing import new_figure, open_frame, print_table, save_figure
+from autosym.runtime.arithmetic import one_thread
 from autosym.runtime.provenance import provenance
 
 Family = Literal["fourier", "rbf"]
@@ -131,16 +132,12 @@ def _mean(phi: Tensor, y: Tensor, run: Run) -> Tensor:
 
 
 def execute(run: Run) -> dict[str, Any]:
-    """All models judged, and lambda learned by both criteria, on one thread: small matrices do not gain by more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """All models judged, and lambda learned by both criteria."""
     start = time.perf_counter()
-    try:
+    with one_thread():
         rows = [judge(model, run) for model in MODELS]
         criteria: tuple[Criterion, ...] = ("evidence", "training loss")
         learned = [{"family": m.family, "by": c, "path": learn(m, run, c)} for m in LEARNED for c in criteria]
-    finally:
-        torch.set_num_threads(threads)
     (x, y), _ = samples(run)
     return {
         "rows": rows,
@@ -186,13 +183,9 @@ def show(result: Mapping[str, Any], out: Path) -> None:
 
 def figure(result: Mapping[str, Any], path: Path) -> None:
     """What every model predicts, with its errors and evidence; and lambda over the steps by either criterion."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     grid = torch.linspace(-3, 3, 301, dtype=torch.float64)
-    fig, axes = plt.subplots(1, 5, figsize=(17, 3.4), layout="constrained")
+    fig = new_figure(17, 3.4)
+    axes = fig.subplots(1, 5)
     chosen = {result["chosen_by_training_error"]: "training error", result["chosen_by_evidence"]: "evidence"}
     for axis, row in zip(axes, result["rows"], strict=False):
         by = chosen.get(row["model"])
@@ -211,7 +204,5 @@ def figure(result: Mapping[str, Any], path: Path) -> None:
     axes[-1].set_xlabel("step")
     axes[-1].legend(frameon=False, fontsize=8)
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=110)
-    plt.close(fig)
+        open_frame(axis)
+    save_figure(fig, path, 110)

@@ -275,6 +275,16 @@ def translated(images: Tensor, seed: int, pixels: int = 8) -> Tensor:
     return _chunked(_moved, images.shape[2:], images, *move.to(images.device))
 
 
+CHANGES: dict[str, Callable[[Tensor, int], Tensor]] = {  # of images, by a seed
+    "regular": lambda images, _: images,
+    "rotated": rotated,
+    "full": rotated,
+    "half": partial(rotated, degrees=90.0),
+    "translated": translated,
+    "scaled": scaled,
+}
+
+
 def in_quadrants(images: Tensor, jitter: int, seed: int) -> tuple[Tensor, Tensor]:
     """Each image (N, H, W) in one of the four quadrants of a (N, 1, 2H, 2W) canvas, rolled by up to ``jitter`` pixels.
 

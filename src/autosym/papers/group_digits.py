@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autosym.nn import nets
-from autosym.papers import datasets
+from autosym.papers import datasets, measuring
 from autosym.papers.measuring import train_and_measure
 from autosym.report.drawing import print_table, show_symmetry
 from autosym.training.schedule import Schedule
@@ -22,15 +22,13 @@ TASKS = ("upright", "turned")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(measuring.Run):
     """One dataset; network and schedule are the same for both, and were chosen on this seed (docs/evidence.md)."""
 
     task: str = "turned"
     model: str = "f-fc+conv+gconv:c4"
-    method: str = "evidence"
     seed: int = 1
     epochs: int = 120
-    lr: float = 0.05
     trust: float = 2.0
     width: int = 3
     test: int = 360

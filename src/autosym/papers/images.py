@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from autosym.nn import nets
-from autosym.papers import datasets
+from autosym.papers import datasets, measuring
 from autosym.papers.measuring import METHODS, train_and_measure, write
 from autosym.report import run_files
-from autosym.report.drawing import draw_precisions, draw_shares, print_table
+from autosym.report.drawing import draw_precisions, draw_shares, new_figure, print_table, save_figure
 from autosym.runtime import files, processes
 from autosym.training.schedule import Schedule
 
@@ -26,18 +26,19 @@ Pair = tuple[Tensor, Tensor]
 RESULTS = Path("results")
 
 
-@dataclass(frozen=True)
-class Run:
+def file_of(run: Any) -> Path:
+    """Where the result of a cell is kept, without suffix: letters, digits, '.', '_' and '-' only."""
+    part = "" if run.samples is None else f"-samples{run.samples}"
+    stem = f"{run.name.removeprefix(run.table + '/')}{part}-seed{run.seed}"
+    return Path(run.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(measuring.Run):
     """One cell of a table: a network on a dataset variant, by MAP or evidence. Width, batch and priors are the paper's."""
 
     table: str
-    task: str
-    model: str
-    method: str = "evidence"
     prior: str = "theta"
-    seed: int = 0
-    epochs: int = 100
-    lr: float = 0.05
     trust: float = 2.0
     every: int | None = None
     batch_size: int = 128
@@ -53,12 +54,7 @@ class Run:
         prior = [] if self.prior == "theta" else [self.prior]
         return "/".join([self.table, *task, *model, *prior, self.method])
 
-    @property
-    def file(self) -> Path:
-        """Where its result is kept, without suffix: letters, digits, '.', '_' and '-' only."""
-        part = "" if self.samples is None else f"-samples{self.samples}"
-        stem = f"{self.name.removeprefix(self.table + '/')}{part}-seed{self.seed}"
-        return Path(self.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
+    file = property(file_of)
 
 
 def tensors(run: Run, folder: Path | None) -> tuple[Pair, Pair, int]:
@@ -74,34 +70,29 @@ def _quadrants(folder: Path | None, seed: int, with_quadrant: bool) -> tuple[Pai
     return parts[0], parts[1], 40 if with_quadrant else 10
 
 
-def _mnist(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+def _mnist(folder: Path | None, seed: int, change: str) -> tuple[Pair, Pair, int]:
     parts = []
     for part, (images, labels) in enumerate(datasets.mnist(folder)):
         x = datasets.resized(datasets.as_floats(images))
-        parts.append((datasets.normalised(_changed(x, seed + part, change), *datasets.MNIST), labels))
+        parts.append((datasets.normalised(datasets.CHANGES[change](x, seed + part), *datasets.MNIST), labels))
     return parts[0], parts[1], 10
 
 
-def _cifar10(folder: Path | None, seed: int, change: str | None) -> tuple[Pair, Pair, int]:
+def _cifar10(folder: Path | None, seed: int, change: str) -> tuple[Pair, Pair, int]:
     parts = []
     for part, (images, labels) in enumerate(datasets.cifar10(folder)):
-        x = _changed(datasets.as_floats(images), seed + part, change)
+        x = datasets.CHANGES[change](datasets.as_floats(images), seed + part)
         parts.append((datasets.normalised(x, *datasets.CIFAR10), labels))
     return parts[0], parts[1], 10
-
-
-def _changed(x: Tensor, seed: int, change: str | None) -> Tensor:
-    changes = {None: lambda x, _: x, "rotated": datasets.rotated, "translated": datasets.translated, "scaled": datasets.scaled}
-    return changes[change](x, seed)
 
 
 DATASETS = {
     "digit": partial(_quadrants, with_quadrant=False),
     "digit+quadrant": partial(_quadrants, with_quadrant=True),
-    "mnist": partial(_mnist, change=None),
+    "mnist": partial(_mnist, change="regular"),
     "translated-mnist": partial(_mnist, change="translated"),
     "rotated-mnist": partial(_mnist, change="rotated"),
-    "cifar-10": partial(_cifar10, change=None),
+    "cifar-10": partial(_cifar10, change="regular"),
     "rotated-cifar-10": partial(_cifar10, change="rotated"),
 }
 
@@ -181,11 +172,6 @@ def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, lis
 
 def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESULTS) -> None:
     """The symmetry that every network with a choice learned by evidence (first seed): shares and precisions by layer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     found = stored(table, results, Run)
     first = [found[name][0] for name, run in runs.items() if name in found and run.method == "evidence"]
     learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
@@ -193,8 +179,8 @@ def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESU
         raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
     bands = math.ceil(len(learned) / 3)  # of two or three networks beside each other, so that a page shows them
     columns = math.ceil(len(learned) / bands)
-    size = (6 * columns, 7.5 * bands)
-    figure, axes = plt.subplots(2 * bands, columns, figsize=size, layout="constrained", squeeze=False)
+    figure = new_figure(6 * columns, 7.5 * bands)
+    axes = figure.subplots(2 * bands, columns, squeeze=False)
     pairs = [axes[2 * band : 2 * band + 2, column] for band in range(bands) for column in range(columns)]
     for axis in (axis for pair in pairs[len(learned) :] for axis in pair):
         axis.axis("off")
@@ -206,9 +192,7 @@ def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESU
         draw_precisions(below, result["symmetry"], "")
     legend = {label: bar for axis in axes[::2].flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(legend.values(), legend, loc="outside lower center", ncols=4, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _row(run: Run, results: Sequence[dict], paper: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ convolutional network averaged over transformations of its input, trained by ``f
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from autosym.evidence.predictive import calibration_error
 from autosym.nn.symmetrised import described, symmetrise
-from autosym.papers import datasets, last_layer, learned_ranges
-from autosym.papers.images import RESULTS, keep, stored
+from autosym.papers import datasets, last_layer, learned_ranges, measuring
+from autosym.papers.images import RESULTS, file_of, keep, stored
 from autosym.papers.last_layer import RandomFeatures, ReluFeatures
-from autosym.papers.measuring import train_and_measure
+from autosym.papers.measuring import cell_of, train_and_measure
 from autosym.report import findings, run_files
 from autosym.report.drawing import print_table
 from autosym.runtime.provenance import provenance
@@ -42,19 +42,16 @@ PRECISION = {1: 0.02, 3: 1.0}
 MEMORY = 6.0  # GiB of an evidence step: several runs share a GPU
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(measuring.Run):
     """One cell: features on a variant of a dataset, with widths in radians, halves of a side, or logarithms of factors at the start."""
 
     table: str
-    task: str
-    model: str
     method: str = "elbo"  # or "point-estimate", or "laplace"
     network: str = "relu"  # or "rff", random Fourier features; by Laplace it is a convolutional one
     symmetry: str = ""  # none, or the name of a transformation or a set of them
     start: float = 0.1
     learn: bool = True
-    seed: int = 0
     epochs: int = 40
     batch_size: int = 6000  # of random features: q follows the faster the larger a part of the data a batch is
     lr: float = 1e-3
@@ -66,11 +63,7 @@ class Run:
         """Its name on the command line."""
         return f"{self.table}/{self.task}/{self.model}"
 
-    @property
-    def file(self) -> Path:
-        """Where its result is kept, without suffix."""
-        part = "" if self.samples is None else f"-samples{self.samples}"
-        return Path(self.table) / f"{self.task}_{self.model.replace('+', '_')}{part}-seed{self.seed}"
+    file = property(file_of)
 
 
 ANGLES = (5, 45, 90, 135, 175)
@@ -89,7 +82,7 @@ POINT: dict[str, Any] = {"method": "point-estimate", "start": math.radians(5)}
 
 def _first() -> list[Run]:
     """In the order of what they are wanted for: if they are stopped early, the learned ranges are there."""
-    cell = partial(Run, "invariance-1", symmetry="rotation", network="rff")
+    cell = partial(Run, table="invariance-1", symmetry="rotation", network="rff")
     models: list[dict[str, Any]] = [
         {"model": "learned", "start": math.radians(5)},
         {"model": "point-estimate", **POINT, "lr": 0.05},
@@ -110,7 +103,7 @@ def _others(table: str, laplace: bool) -> list[Run]:
     )
     if table == "invariance-3" and not laplace:
         models = [model | {"lr": CIFAR_LR} for model in models]
-    return [Run(table, task, **model) for model in models for task in CHANGED]
+    return [Run(task, table=table, **model) for model in models for task in CHANGED]
 
 
 RUNS = {
@@ -164,20 +157,8 @@ def _variant(cifar: bool, task: str, seed: int, folder: Path | None) -> tuple[Pa
     for part, (images, labels) in enumerate(datasets.cifar10(folder) if cifar else datasets.mnist(folder)):
         x = datasets.as_floats(images)
         x = datasets.normalised(x, *datasets.CIFAR10) if cifar else x
-        parts.append((_changed(x, task, 2 * seed + part), labels))
+        parts.append((datasets.CHANGES[task](x, 2 * seed + part), labels))
     return parts[0], parts[1]
-
-
-def _changed(x: Tensor, task: str, seed: int) -> Tensor:
-    changes: dict[str, Callable[[Tensor, int], Tensor]] = {
-        "regular": lambda x, _: x,
-        "full": datasets.rotated,
-        "half": partial(datasets.rotated, degrees=90.0),
-        "rotated": datasets.rotated,
-        "translated": datasets.translated,
-        "scaled": datasets.scaled,
-    }
-    return changes[task](x, seed)
 
 
 def features(run: Run, shape: Sequence[int]) -> nn.Module:
@@ -277,9 +258,7 @@ def _variational(run: Run, train: Pair, test: Pair, device: str, progress: bool)
     correct = (predicted == y).double()
     return {
         "row": {
-            "task": run.task,
-            "model": run.model,
-            "method": run.method,
+            **cell_of(run),
             "accuracy": 100 * correct.mean().item(),
             "standard_error": 100 * correct.std().item() / math.sqrt(len(y)),
             "nll": F.cross_entropy(logits, y).item(),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from autosym.report import findings
+from autosym.report.drawing import new_figure, open_frame, save_figure
 
 Result = Mapping[str, Any]
 
@@ -28,11 +29,6 @@ def draw(results: Sequence[Result], path: Path) -> None:
     """A column for each task, a row for each unit: ranges over training, dashed for a point estimate; below, the run with the most
     filter banks. Those of point estimates are left out: their ranges are next to nothing.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     tasks = list(dict.fromkeys(result["config"]["task"] for result in results))
     shown = {task: [r for r in results if r["config"]["task"] == task] for task in tasks}
     largest = {task: max(several, key=lambda r: len(_banks(r))) for task, several in shown.items()}
@@ -40,7 +36,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     kinds = list(dict.fromkeys((r["config"]["model"], key) for r in results for key in r["history"][-1]["ranges"]))
     units = list(dict.fromkeys(_unit(key) for _, key in kinds))
     heights = [2.8 * len(units) + 0.6, *([0.8 * most] if most else [])]
-    figure = plt.figure(figsize=(4 * len(tasks) + 2, sum(heights)), layout="constrained")
+    figure = new_figure(4 * len(tasks) + 2, sum(heights))
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     axes = parts[0].subplots(len(units), len(tasks), sharex="col", sharey="row", squeeze=False)
     for unit, row in zip(units, axes, strict=True):
@@ -55,9 +51,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
         bottom.set_xlabel("epoch")
     for task, part in zip(tasks, parts[-1].subfigures(1, len(tasks), squeeze=False)[0] if most else (), strict=most > 0):
         _draw_banks(part.subplots(most, findings.BANK, squeeze=False), largest[task])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save_figure(figure, path, 110)
 
 
 def _unit(key: str) -> str:
@@ -75,7 +69,7 @@ def _draw_ranges(axis: Any, several: Sequence[Result], names: Sequence[tuple[str
                 values = [line["ranges"][key] for line in lines]
                 label = model if one else f"{model}: {key.partition(' (')[0]}"
                 axis.plot([line["epoch"] for line in lines], values, style, color=f"C{index}", label=label)
-    axis.spines[["top", "right"]].set_visible(False)
+    open_frame(axis)
 
 
 def _is_point(result: Result) -> bool:

@@ -4,7 +4,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from autosym.evidence.predictive import Scores, scores
 from autosym.nn.symmetrised import described
 from autosym.report import findings
 from autosym.runtime import files, processes
-from autosym.runtime.batching import Augment
+from autosym.runtime.arithmetic import one_thread
+from autosym.runtime.batching import Augment, Data
 from autosym.runtime.provenance import provenance
+from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
 from autosym.training.schedule import Schedule, Step
 
@@ -34,12 +36,29 @@ def check_results(rows: Sequence[Mapping[str, Any]], folder: Path, table: str) -
         )
 
 
+@dataclass(frozen=True)
+class Run:
+    """What every run says of itself. An experiment adds what else it varies."""
+
+    task: str
+    model: str
+    method: str = "evidence"
+    seed: int = 0
+    epochs: int = 100
+    lr: float = 0.05
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        raise NotImplementedError
+
+
 def train_and_measure(
     build: Callable[[], nn.Module],
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
     schedule: Schedule,
-    run: Any,
+    run: Run,
     progress: bool | str = False,
     out: Path | None = None,
     resume: bool = False,
@@ -49,61 +68,63 @@ def train_and_measure(
 ) -> dict[str, Any]:
     """Fit a network made after seeding, in the precision of the inputs; on a CPU with one thread: the number of cores changes nothing.
 
-    ``run`` is a frozen dataclass with name, task, model, method, epochs and seed; it is written beside the result. ``out`` is the
-    folder of the run's history, checkpoint, and report.json: what a report needs beyond the result.
+    ``run`` is written beside the result. ``out`` is the folder of the run's history, checkpoint, and report.json: what a report needs
+    beyond the result.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device == "cpu" else threads)
     seen = [time.perf_counter()]  # when the last epoch ended
-    if out is not None:
-        start_anew(out, resume)
-    try:
+    with one_thread(device == "cpu"):
         torch.manual_seed(run.seed)
         net = build().to(device, train[0].dtype)
-        fitted = fit(
-            net,
-            train,
-            augment=augment,
-            memory=memory,
-            schedule=schedule,
-            seed=run.seed,
-            progress=progress,
-            history=out and out / "history.jsonl",
-            checkpoint=out and out / CHECKPOINT,
-            checkpoint_seconds=10,
-            resume=resume,
-            log=lambda line: seen.append(time.perf_counter()),
-        )
-        x, y = test
-        with torch.no_grad():
-            logits = torch.cat([net(part.to(device)).cpu() for part in x.split(1000)])
+        options: dict[str, Any] = {"augment": augment, "memory": memory, "progress": progress}
+        options["log"] = lambda line: seen.append(time.perf_counter())
+        fitted = fit_in(out, net, train, schedule, run.seed, resume, **options)
+        logits = outputs_of(net, test[0])
         seconds = fitted.history[-1]["seconds"] + time.perf_counter() - seen[-1]
         if out is not None:
             contents = findings.contents(fitted, test, title=run.name, measured_on="held out")
             write(contents | {"command": _command(run)}, out / "report.json", indent=None)
-    finally:
-        torch.set_num_threads(threads)
-    predicted = logits.argmax(1)
+    symmetry, predicted = fitted.symmetry(), logits.argmax(1)
     return {
         "row": {
-            "task": run.task,
-            "model": run.model,
-            "method": run.method,
-            **in_percent(scores(logits, y)),
+            **cell_of(run),
+            **in_percent(scores(logits, test[1])),
             "evidence": fitted.evidence.log_evidence.item() / len(train[0]),
             "parameters": sum(p.numel() for p in net.parameters()),
             "seconds": seconds,
             "evidence_seconds": _evidence_seconds(fitted.history),
         },
         "config": asdict(run),
-        "symmetry": (learned := fitted.symmetry()).as_dicts(),
-        "cautions": list(map(str, learned.cautions)),
+        "symmetry": symmetry.as_dicts(),
+        "cautions": list(map(str, symmetry.cautions)),
         "ranges": described(net),
         "schedule": findings.settings(schedule),
-        "correct": (predicted == y).int().tolist(),
+        "correct": (predicted == test[1]).int().tolist(),
         "predicted": predicted.tolist(),
         "provenance": provenance(device),
     }
+
+
+def fit_in(out: Path | None, net: nn.Module, train: Data, schedule: Schedule, seed: int, resume: bool, **options: Any) -> Fit:
+    """``fit``, with its history and checkpoint in the folder ``out``; what an earlier run left there is removed, unless it is resumed."""
+    kept: dict[str, Any] = {}
+    if out is not None:
+        if not (resume and (out / CHECKPOINT).exists()):
+            for name in ("result.json", "report.json", "report.html"):
+                (out / name).unlink(missing_ok=True)
+        kept = {"history": out / "history.jsonl", "checkpoint": out / CHECKPOINT, "checkpoint_seconds": 10}
+    return fit(net, train, schedule=schedule, seed=seed, resume=resume, **kept, **options)
+
+
+@torch.no_grad()
+def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
+    """The outputs for all of x, on the CPU."""
+    device = next(net.parameters()).device
+    return torch.cat([net(part.to(device)).cpu() for part in x.split(1000)])
+
+
+def cell_of(run: Any) -> dict[str, str]:
+    """What a row of a result begins with."""
+    return {"task": run.task, "model": run.model, "method": run.method}
 
 
 def in_percent(found: Scores) -> dict[str, float]:
@@ -111,14 +132,7 @@ def in_percent(found: Scores) -> dict[str, float]:
     return asdict(found) | {"accuracy": 100 * found.accuracy, "standard_error": 100 * found.standard_error}
 
 
-def start_anew(out: Path, resume: bool) -> None:
-    """Remove what an earlier run left in its folder and this one writes at its end, unless it goes on from there."""
-    if not (resume and (out / CHECKPOINT).exists()):
-        for name in ("result.json", "report.json", "report.html"):
-            (out / name).unlink(missing_ok=True)
-
-
-def _command(run: Any) -> str:
+def _command(run: Run) -> str:
     """What repeats a run with the experiment's other settings, which stand beside it."""
     samples = getattr(run, "samples", None)
     part = "" if samples is None else f" --samples {samples}"

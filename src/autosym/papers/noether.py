@@ -6,7 +6,7 @@ One-step prediction, H averaged over flows, a matrix normal posterior over the w
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from autosym.noether.regression import stacked
 from autosym.noether.systems import System, oscillators, planar_bodies
 from autosym.papers.measuring import CHECKPOINT, write
 from autosym.report import run_files
+from autosym.report.drawing import print_table
 from autosym.runtime import files
 from autosym.runtime.graphs import Captured
 from autosym.runtime.provenance import provenance
@@ -381,3 +382,22 @@ def _row(run: Run, results: Path) -> dict[str, Any]:
         **published,
         "epochs": held["config"].get("epochs"),
     }
+
+
+def show(found: Sequence[Mapping[str, Any]]) -> None:
+    """Ours beside the paper's; what was not run is a dash."""
+    columns = {  # title, format
+        "negative_elbo": ("-ELBO/N", ".4g"),
+        "paper_negative_elbo": ("paper", ".4g"),
+        "test_mse": ("test MSE", ".3g"),
+        "paper_test_mse": ("paper ", ".3g"),
+        "moved_mse": ("moved MSE", ".3g"),
+        "paper_moved_mse": ("paper  ", ".3g"),
+        "least_parallelness": ("parallel", ".4g"),
+        "epochs": ("epochs", "d"),
+        "seconds": ("s", ".0f"),
+    }
+    numbers = [["-" if row[key] is None else format(row[key], kind) for key, (_, kind) in columns.items()] for row in found]
+    lines = [[f"{row['system']}: {row['model']}", *own] for row, own in zip(found, numbers, strict=True)]
+    titles = ["run", *(title for title, _ in columns.values())]
+    print_table("Noether's razor: ours and the paper's (- is not run, or not published)", titles, lines)

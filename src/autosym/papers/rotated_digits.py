@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from autosym.nn.symmetrised import Symmetrised, symmetrise
-from autosym.papers import datasets
+from autosym.papers import datasets, measuring
 from autosym.papers.measuring import train_and_measure, write
 from autosym.report.drawing import print_table
 from autosym.runtime.provenance import provenance
@@ -28,12 +28,11 @@ VARIANTS = {"full": 180.0, "half": 90.0, "none": 0.0}
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(measuring.Run):
     """One variant; network, schedule and start are the same for all, and were chosen by the evidence of the training digits."""
 
     task: str = "full"
     model: str = "mlp"
-    method: str = "evidence"
     seed: int = 1
     epochs: int = 80
     lr: float = 0.1

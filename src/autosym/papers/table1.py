@@ -11,7 +11,9 @@ SETTINGS: dict[tuple[str, str], dict] = {
     ("f-fc+conv", "map"): {"epochs": 80},
     ("f-fc+conv", "evidence"): {"epochs": 100},
 }
-CELLS = [Run("table1", task, model, method, **settings) for (model, method), settings in SETTINGS.items() for task in TASKS]
+CELLS = [
+    Run(task, model, method, table="table1", **settings) for (model, method), settings in SETTINGS.items() for task in TASKS
+]
 RUNS = {run.name: run for run in CELLS}
 
 # Test accuracy as published; evidence is there called differentiable Laplace. The learned network by MAP is not in the paper.

@@ -21,7 +21,7 @@ FEWER = {"table2/fc+conv/map": 40}  # epochs
 RUNS = {
     run.name: replace(run, epochs=FEWER.get(run.name, run.epochs))
     for (model, prior), settings in SETTINGS.items()
-    for run in (Run("table2", "cifar-10", model, method, prior, **settings) for method in ("map", "evidence"))
+    for run in (Run("cifar-10", model, method, table="table2", prior=prior, **settings) for method in ("map", "evidence"))
 }
 
 # MAP: test NLL, test accuracy; evidence: test NLL, test accuracy, -log evidence per sample. As published.

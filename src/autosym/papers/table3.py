@@ -16,7 +16,7 @@ RUNS = {
     run.name: run
     for task in _NUMBERS
     for method in ("map", "evidence")
-    for run in [Run("table3", task, MODEL, method, epochs=150 if "cifar" in task else 60, width=2, start=START)]
+    for run in [Run(task, MODEL, method, table="table3", epochs=150 if "cifar" in task else 60, width=2, start=START)]
 }
 
 

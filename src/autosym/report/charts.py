@@ -8,6 +8,14 @@ from autosym.report.words import power_of_ten
 
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 10, 24  # margins, with room for the ticks' words
+FRAME = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "left": LEFT,
+    "right": WIDTH - RIGHT,
+    "top": TOP,
+    "bottom": HEIGHT - BOTTOM,
+}
 
 
 def lines(
@@ -35,22 +43,15 @@ def lines(
     first, last = span or (min(x), max(x))
     across = _scale(first, last, LEFT, WIDTH - RIGHT)
     up = _scale(bottom, top, HEIGHT - BOTTOM, TOP)
+    places = [round(across(e), 1) for e in x]
     drawn = []
     for one in series:
-        points = [
-            (round(across(e), 1), round(up(change(v)), 1) if _drawn(v, log) else None)
-            for e, v in zip(x, one["values"], strict=True)
-        ]
-        drawn.append({**one, "pieces": _pieces(points)})
+        heights = [round(up(change(v)), 1) if _drawn(v, log) else None for v in one["values"]]
+        drawn.append({**one, "pieces": _pieces(list(zip(places, heights, strict=True)))})
     return {
         "title": title,
         "unit": unit,
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "right": WIDTH - RIGHT,
-        "top": TOP,
-        "bottom": HEIGHT - BOTTOM,
+        **FRAME,
         "series": drawn,
         "y_ticks": [{"at": round(up(change(t)), 1), "label": tick(t, log)} for t in ticks],
         "x_ticks": [
@@ -60,7 +61,8 @@ def lines(
         ],
         "learning": None if learning is None else [round(across(epoch), 1) for epoch in learning],
         "rows": [
-            {"epoch": e, "at": round(across(e), 1), "values": [one["values"][i] for one in series]} for i, e in enumerate(x)
+            {"epoch": e, "at": at, "values": [one["values"][i] for one in series]}
+            for i, (e, at) in enumerate(zip(x, places, strict=True))
         ],
     }
 

@@ -1,8 +1,15 @@
-"""The symmetry of a fitted model as tables and pictures, and as one page."""
+"""Tables in the terminal, and figures by matplotlib: the symmetry of a fitted model, and what every figure has in common.
 
+Reports are pages of SVG (``charts``), which need no matplotlib.
+"""
+
+import io
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from autosym.runtime import files
 
 if TYPE_CHECKING:
     from autosym.training.fitted import Fit
@@ -36,6 +43,24 @@ def show_symmetry(task: str, symmetry: Sequence[Mapping[str, Any]]) -> None:
     print_table(f"Learned symmetry, {task.replace('+', ' and ')}: share of effective parameters", ("layer", *paths), rows)
 
 
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches; not of pyplot, so that it needs no window and is gone when nobody holds it."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path, dpi: int = 100) -> None:
+    """A figure as a file, whole or not at all."""
+    figure.savefig(content := io.BytesIO(), dpi=dpi, format=path.suffix.removeprefix(".") or "png")
+    files.write(path, content.getvalue())
+
+
+def open_frame(axes: Any) -> None:
+    """Leave out the lines at the top and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def colour_of(path: Mapping[str, Any]) -> str:
     """One colour for each path of a layer, in every picture."""
     return COLOURS.get(path["path"], OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)
@@ -56,7 +81,7 @@ def draw_precisions(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str
     axes.set_xlabel("prior precision (▼ ▲ the two factors of a factored map)")
     axes.set_title(title)
     axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes)
 
 
 def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -79,7 +104,7 @@ def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) ->
     axes.set_xlabel("share of effective parameters (%)")
     axes.set_ylabel("layer, from the input down")
     axes.set_title(title)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes)
 
 
 def draw_curves(axes: Any, history: Sequence[Mapping[str, Any]], key: str, title: str) -> None:
@@ -89,7 +114,7 @@ def draw_curves(axes: Any, history: Sequence[Mapping[str, Any]], key: str, title
     axes.set_xlabel("epoch")
     axes.set_title(title)
     axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes)
 
 
 def plot(fit: "Fit") -> Any:

@@ -27,7 +27,7 @@ from autosym.linear.groups import GROUPS, Group
 from autosym.linear.path import Path
 from autosym.nn.layers import Relaxed
 from autosym.nn.symmetrised import Symmetrised, described
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data, batches, check_repeatable, to_model
 from autosym.runtime.provenance import provenance
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
@@ -35,6 +35,7 @@ from autosym.training.schedule import Schedule
 GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side
 LINES = 120  # of a history
+EVIDENCE = ("log_evidence", "log_likelihood", "log_prior", "complexity", "occam")
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
 UNCHECKED = "it was given as a number, so it is not known to be of the same data"
 BANK = 7  # places in the range of a transformation at which a filter is shown
@@ -57,31 +58,21 @@ def contents(
     known by their sums, and any others are called "given". ``compare`` is the evidence of alternatives on the same training data: what
     ``autosym.compare`` returns, or fits, evidences or nats by name.
     """
-    if hasattr(data, "__next__"):
-        raise ValueError(
-            "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
-        )
+    check_repeatable(data)
     fit.check_weights()
     gammas = fit.estimate.effective_parameters(fit.prior)
-    record, symmetry = fit.evidence, fit.symmetry()
+    symmetry = fit.symmetry()
     found = {
         "title": title,
         "likelihood": fit.likelihood.name,
         "class_count": likelihoods.classes(fit.likelihood, fit.estimate.outputs),
         "hyperparameters": fit.likelihood.figures(),
-        "samples": record.samples,
+        "samples": fit.evidence.samples,
         "outputs": fit.estimate.outputs,
         "fingerprint": _as_list(fit.estimate.fingerprint),
         "parameters": sum(p.numel() for p in fit.model.parameters()),
         "effective_parameters": float(gammas.sum()),
-        "evidence": {
-            "log_evidence": float(record.log_evidence),
-            "log_likelihood": float(record.log_likelihood),
-            "log_prior": float(record.log_prior),
-            "complexity": float(record.complexity),
-            "occam": float(record.occam),
-            "bound_of": record.bound_of,
-        },
+        "evidence": {name: float(getattr(fit.evidence, name)) for name in EVIDENCE} | {"bound_of": fit.evidence.bound_of},
         "symmetry": symmetry.as_dicts(),
         "broken": symmetry.broken(),
         "ranges": described(fit.model),

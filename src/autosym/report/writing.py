@@ -38,3 +38,11 @@ def write_run(run: File, path: File | None = None, compare: Sequence[File] = ())
         contents["compare"] = run_files.compare_runs(run, compare)
     with run_files.of_this_version(run):
         return write_page(contents, path or (run if run.is_dir() else run.parent))
+
+
+def try_write_run(run: File) -> str:
+    """Write the page of a run beside its files if jinja2 is there; says what became of it."""
+    try:
+        return f"Report: {write_run(run)}"
+    except ImportError as error:
+        return f"No report: {error}; then `autosym report {run}`"

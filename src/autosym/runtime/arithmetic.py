@@ -1,4 +1,4 @@
-"""Settings of arithmetic during a run: no denormal numbers on a CPU, sums in a fixed order on a GPU."""
+"""Settings of arithmetic during a run: no denormal numbers and one thread on a CPU, sums in a fixed order on a GPU."""
 
 import os
 from collections.abc import Iterator
@@ -16,6 +16,17 @@ def no_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(already)
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Work by one thread of a CPU: the number of cores changes no sum. Small matrices gain nothing by more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

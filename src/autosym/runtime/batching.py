@@ -126,7 +126,7 @@ def _check_lengths(inputs: Tensor, targets: Tensor) -> None:
         raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
 
 
-def check_repeatable(*data: Data) -> None:
+def check_repeatable(*data: Data | None) -> None:
     """Refuse data that can be read only once."""
     if any(hasattr(one, "__next__") for one in data):
         raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")

@@ -1,0 +1,290 @@
+"""The commands about published experiments and demos: ``autosym demo``, ``run NAME``, ``table NAME``."""
+
+import json as json_format
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional
+
+from autosym.papers import basis as basis_functions
+from autosym.papers import group_digits, images, invariance, noether, quadrant_digits, rotated_digits, table1, table2, table3
+from autosym.papers.images import mean_shares
+from autosym.papers.measuring import check_results, write
+from autosym.report import run_files
+from autosym.report.drawing import show_symmetry
+from autosym.report.writing import try_write_run
+from autosym.runtime import processes
+from autosym.runtime.workers import at_a_time
+
+EXPERIMENTS: dict[str, Any] = {
+    "quadrant-digits": quadrant_digits,
+    "group-digits": group_digits,
+    "rotated-digits": rotated_digits,
+}
+TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
+
+
+def demo(
+    out: Path | None = None,
+    groups: bool = False,
+    basis: bool = False,
+    jobs: int | None = None,
+    epochs: int | None = None,
+    json: bool = False,
+) -> None:
+    """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
+
+    Args:
+        out: where result.json and the picture are written (runs/demo, with --groups runs/groups, with --basis runs/basis).
+        groups: instead, compare which group digits ask for when they are upright and when they are turned.
+        basis: instead, basis functions with exact evidence, in seconds: is a function even?
+        jobs: how many networks to train at a time (all cores by default).
+        epochs: train for fewer or more epochs than the demo's.
+        json: print the result as JSON and nothing else.
+    """
+    out = out or Path("runs") / ("groups" if groups else "basis" if basis else "demo")
+    if groups:
+        return _demo_groups(out, epochs, json)
+    if basis:
+        found = basis_functions.demo(out)
+        print(json_format.dumps(found)) if json else basis_functions.show(found, out)
+        return
+    runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
+    if epochs is not None:
+        runs = [replace(run, epochs=epochs) for run in runs]
+    summary = quadrant_digits.summarise(
+        _demo_results(runs, min(len(runs), os.cpu_count() or 1) if jobs is None else jobs, json)
+    )
+    write(summary, out / "result.json")
+    quadrant_digits.figure(summary, out / "demo.png")
+    if json:
+        print(json_format.dumps(summary))
+        return
+    quadrant_digits.show(summary)
+    print(f"Written: {out / 'result.json'} and {out / 'demo.png'}")
+
+
+def _demo_results(runs: list[quadrant_digits.Run], jobs: int, json: bool) -> list[dict[str, Any]]:
+    """The results of all runs, each with a word about it as it is done."""
+    say = partial(print, flush=True) if not json else lambda *_: None
+    say(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.")
+    results = []
+    for result in quadrant_digits.execute_all(runs, jobs):
+        results.append(result)
+        row = result["row"]
+        cell = f"{row['task']}: {row['model']} by {row['method']}"
+        say(f"  {len(results):2d}/{len(runs)}  {cell:42s} {row['accuracy']:5.1f} %  {row['seconds']:4.0f} s")
+    return results
+
+
+def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
+    results = {}
+    for name, config in group_digits.RUNS.items():
+        results[config.task] = group_digits.execute(replace(config, epochs=epochs or config.epochs))
+        write(results[config.task], out / name.replace("/", "-") / "result.json")
+    shares = {task: mean_shares(result["symmetry"]) for task, result in results.items()}
+    if json:
+        print(json_format.dumps({"rows": [result["row"] for result in results.values()], "mean_shares": shares}))
+        return
+    group_digits.show(results, shares)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Settings other than the experiment's."""
+
+    epochs: int | None = None
+    """other than the experiment's."""
+    seed: int | None = None
+    """other than the experiment's."""
+    samples: int | None = None
+    """train on fewer (of tables 1 to 3)."""
+    integrator: str | None = None
+    """midpoint, or euler as published (of noether)."""
+    substeps: int | None = None
+    """of the integrator in one step of the data (of noether)."""
+
+    def given(self) -> dict[str, Any]:
+        """Those that were asked for."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def applied(self, name: str, config: Any) -> Any:
+        """A run with these settings; those that its experiment does not have are refused."""
+        unknown = sorted(set(self.given()) - {field.name for field in fields(config)})
+        if unknown:
+            raise ValueError(
+                f"{name} has no {', '.join(unknown)} to choose: samples are for tables 1 to 3, integrator and substeps for noether"
+            )
+        return replace(config, **self.given())
+
+
+def run(
+    name: Positional[str],
+    all: bool = False,
+    seeds: int = 1,
+    changes: Annotated[Changes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008 (frozen)
+    out: Path | None = None,
+    results: Path = images.RESULTS,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    json: bool = False,
+) -> None:
+    """Train one named run of an experiment, e.g. quadrant-digits, rotated-digits (all three variants), or table1/digit/f-fc+conv/evidence.
+
+    Args:
+        name: the run, or the beginning of the names of several with --all; an unknown name lists them all.
+        all: every run whose name begins so.
+        seeds: how many seeds of each, counted from its first.
+        changes: settings other than the experiment's.
+        out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written (runs/NAME by default).
+        results: where results of tables 1 to 3 are kept, beside the predicted labels.
+        data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
+        resume: go on from the checkpoint there, as if the run had never stopped.
+        jobs: with --all, how many runs at a time, each in a process of its own; one that fails does not end the others.
+        json: print the result as JSON and nothing else.
+    """
+    if name == "rotated-digits":
+        if all or resume or seeds != 1 or not set(changes.given()) <= {"epochs", "seed"}:
+            raise ValueError(f"{name} trains its three variants at a time; for other options name one, e.g. {name}/full")
+        return _run_rotated_digits(out or Path("runs") / name, changes, json)
+    if seeds < 1:
+        raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
+    named = _named()
+    chosen = _chosen(name, all, named)
+    todo: list[tuple] = []
+    for key in chosen:
+        config = changes.applied(key, named[key][1])
+        for seed in range(config.seed, config.seed + seeds):
+            folder = f"{key}/seed{seed}" if len(chosen) * seeds > 1 else "" if out else key
+            where = ((out or Path("runs")) / folder, results, data_dir)
+            todo.append((key, replace(config, seed=seed), *where, resume, json, jobs == 1))
+    if jobs > 1:
+        return at_a_time(_run, todo, jobs)
+    for arguments in todo:
+        _run(*arguments)
+
+
+def _run_rotated_digits(out: Path, changes: Changes, json: bool) -> None:
+    found = rotated_digits.run_all(out, changes.epochs, changes.seed, progress=not json)
+    if json:
+        print(json_format.dumps(found))
+        return
+    rotated_digits.show(found)
+    print(f"Written: {out / 'result.json'}, and the files of each variant beside it")
+
+
+def _named() -> dict[str, tuple[Any, Any]]:
+    """Every run by name, with the module that executes it."""
+    named = {key: (module, value) for module in EXPERIMENTS.values() for key, value in module.RUNS.items()}
+    named |= {key: (images, value) for table in TABLES.values() for key, value in table.RUNS.items()}
+    return named | {key: (module, value) for module in (invariance, noether) for key, value in module.RUNS.items()}
+
+
+def _chosen(name: str, all: bool, named: Mapping[str, Any]) -> list[str]:
+    """The run that is called so, or all whose names begin so."""
+    chosen = (
+        [key for key in named if key.startswith(name) and key not in EXPERIMENTS]
+        if all
+        else [key for key in (name, f"{name}/evidence") if key in named][:1]
+    )
+    if not chosen:
+        near = [key for key in named if key.startswith(name)] or list(named)
+        more = "" if len(near) == len(named) else ", or take all of them by --all"
+        raise ValueError("\n  ".join(["runs are:", *near]) + f"\nno run is called {name!r}: name one of these{more}")
+    return chosen
+
+
+def _run(
+    name: str,
+    config: Any,
+    out: Path,
+    results: Path,
+    data_dir: Path | None,
+    resume: bool,
+    json: bool,
+    progress: bool,
+) -> None:
+    module = _named()[name][0]
+    more: dict[str, Any] = {"results": results} if hasattr(config, "file") else {}
+    more |= {"data_dir": data_dir} if module in (images, invariance) else {}
+    result = module.execute(config, progress=progress and not json, out=out, resume=resume, **more)
+    write(result, out / "result.json")
+    if not processes.first():
+        return
+    page = "" if module is noether else try_write_run(out)
+    if json:
+        print(json_format.dumps(result))
+        return
+    print(f"{name}: {_words(result['row'])}")
+    if result.get("symmetry"):
+        show_symmetry(result["row"]["task"], result["symmetry"])
+    for caution in result.get("cautions", ()):
+        print(f"Caution: {caution}")
+    for found in result.get("ranges", ()):
+        print(f"Averaged over {found['text']}")
+    history = "" if module is noether else f" and {out / 'history.jsonl'}"
+    kept = f", and {results / config.file}.json" if more else ""
+    print(f"Written: {out / 'result.json'}{history}{kept}")
+    if page:
+        print(page, flush=True)
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    """A row of a result in a line."""
+    if "negative_elbo" in row:
+        return f"-ELBO/N {row['negative_elbo']:.3f}, test MSE {row['test_mse']:.3g}, {row['seconds']:.0f} s"
+    evidence = "" if row["evidence"] is None else f"log evidence per sample {row['evidence']:.3f} nats, "
+    return f"test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s"
+
+
+def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
+    """Print a table from results: 1, 2, 3 or noether of the papers beside ours, or quadrant-digits after autosym demo.
+
+    Args:
+        name: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether or quadrant-digits.
+        results: the folder of results of these tables (results, which a checkout has), or the file that the demo wrote.
+        figure: also draw what the networks of a published table learned, to this file.
+        json: print the rows as JSON and nothing else.
+    """
+    if name == "quadrant-digits":
+        return _table_of_demo(results or Path("runs/demo/result.json"), json)
+    folder, number = results or images.RESULTS, name.removeprefix("table")
+    show: Callable[..., None]
+    draw: Callable[[Path, Path], None] | None = None
+    if number in TABLES:
+        name = f"table{number}"
+        found = images.rows(name, TABLES[number].RUNS, TABLES[number].PAPER, folder)
+        draw, show = partial(images.figure, name, TABLES[number].RUNS), partial(images.show, number)
+    elif name in invariance.TABLES:
+        found = invariance.rows(name, folder)
+        draw, show = partial(invariance.figure, name), partial(invariance.show, name)
+    elif name == "noether":
+        found, show = noether.rows(folder), noether.show
+    else:
+        tables = ("1", "2", "3", *invariance.TABLES, "noether", "quadrant-digits")
+        raise ValueError(f"no table is called {name!r}; there are: {', '.join(tables)}")
+    check_results(found, folder, name)
+    if figure is not None:
+        if draw is None:
+            raise ValueError(f"the table {name} has no figure: leave out --figure")
+        draw(figure, folder)
+    print(json_format.dumps({"rows": found})) if json else show(found)
+    if figure is not None and not json:
+        print(f"Written: {figure}")
+
+
+def _table_of_demo(file: Path, json: bool) -> None:
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist: run `autosym demo` first, or name another file by --results")
+    summary = run_files.read(file)
+    with run_files.of_this_version(file):
+        if json:
+            print(json_format.dumps({"rows": summary["rows"]}))
+        else:
+            quadrant_digits.show(summary)
