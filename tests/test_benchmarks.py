@@ -1,7 +1,10 @@
 """The scripts of ``benchmarks/`` that answer questions of docs/findings.md, at the smallest size that runs."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +17,8 @@ import findings
 import other_groups
 import pool
 import priors
+import quantities
+import same_numbers
 import schedule
 import truth
 from autosym.bayes import likelihoods
@@ -219,3 +224,66 @@ def test_paths_without_the_gain_of_their_mean():
         after = {path: module(x) for path, module in net.blocks[0].items()}
     for path in before:
         assert torch.allclose(after[path], 0.5 * before[path])
+
+
+# ---- same_numbers
+
+
+def test_the_last_bit_of_a_number_is_seen_and_words_and_times_are_not():
+    one = {"weights": torch.ones(3), "loss": [0.5, None], "headline": "yes", "seconds": 3.0}
+    same = {"seconds": 4.0, "headline": "no", "loss": (0.5, float("nan")), "weights": torch.ones(3)}
+    found = same_numbers.summary(one)
+    assert found == same_numbers.summary(same)
+    assert found["numbers"] == 5
+    assert found["value"] == "0.5"
+    for other in ({"weights": torch.ones(3).nextafter(torch.zeros(3))}, {"loss": [0.5]}, {"loss": [0.5 + 1e-16, 0.0]}):
+        assert same_numbers.summary(one | other)["hash"] != found["hash"]
+    net = torch.nn.Linear(2, 1)
+    assert quantities.exact_bytes(net) == quantities.exact_bytes([net.bias, net.weight])
+    with pytest.raises(TypeError, match="SimpleNamespace"):
+        same_numbers.summary([SimpleNamespace()])
+
+
+def test_of_a_printed_table_the_numbers_in_its_rows_count():
+    text = "Table 1 of 3\n┃ a ┃ 2 ┃\n│ cifar-10, c4 │ 97.63 ± 0.5 │ -1.1e-3 │ - │\n│ 1,234 (60) │ +3% │\nin 7 words"
+    assert same_numbers.printed(text) == [97.63, 0.5, -1.1e-3, 1234, 60, 3]
+
+
+def test_what_differs_is_lacking_or_failed_is_not_the_same():
+    then = {name: {"value": "1", "hash": name} for name in ("a", "b", "c")} | {"d": {"value": "-", "hash": same_numbers.ERROR}}
+    now = {"a": then["a"], "b": {"value": "2", "hash": "x"}, "d": then["d"], "e": {"value": "3", "hash": "e"}}
+    found = same_numbers.side_by_side(then, now)
+    assert [row[3] for row in found] == ["same", *["DIFFERS"] * 4]
+    assert found[2][:3] == ("c", "1", "-")
+    assert found[4][:3] == ("e", "-", "3")
+
+
+def test_an_error_ends_its_group_and_no_other(monkeypatch, tmp_path, capsys):
+    def broken():
+        yield "one", 1.0
+        raise ValueError("so it is")
+
+    monkeypatch.setattr(same_numbers, "QUANTITIES", {"broken": broken, "whole": lambda: iter([("two", 2.0)])})
+    found = same_numbers.measure(["broken", "whole"], tmp_path, tmp_path)
+    assert list(found) == ["one", "the rest of broken", "two"]
+    assert found["the rest of broken"]["hash"] == same_numbers.ERROR
+    assert "so it is" in capsys.readouterr().err
+
+
+def test_parts_of_the_library_are_found_by_the_names_of_their_files():
+    assert quantities.find("build", "no_such_file", "nets") is nets.build
+    with pytest.raises(LookupError, match="no_such_file has build"):
+        quantities.find("build", "no_such_file")
+
+
+@pytest.mark.slow
+def test_the_source_is_compared_with_its_last_commit_and_resumes_its_checkpoints():
+    script = Path(same_numbers.__file__)
+    if not (script.parents[1] / ".git").exists():
+        pytest.skip("not a checkout")
+    command = [sys.executable, str(script), "--against", "HEAD", "--only", "ranges", "checkpoints"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ("DIFFERS" in done.stdout), done.stderr  # numbers may change on purpose before they are committed
+    assert "of 18 quantities are the same" in done.stdout, done.stdout + done.stderr
+    assert "checkpoint student-t, handed on" in done.stdout
+    assert "the rest of" not in done.stdout, "a group that failed"

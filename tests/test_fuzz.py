@@ -19,9 +19,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import autosym
 import files
 from autosym.cli import exported, own_images, pictures
+from autosym.nn import nets
 from autosym.papers import datasets
 from autosym.report import run_files
 from autosym.report.writing import write_run
@@ -52,6 +55,13 @@ def resume(path):
     fit(model, data, epochs=1, checkpoint=path, resume=True)
 
 
+def load_fit(path):
+    folder = path.parent / "fit"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(path, folder / "fit.safetensors")
+    autosym.load(folder, problem()[0])
+
+
 def in_place_of(name, read):
     """Read a run with one of its files replaced."""
 
@@ -74,6 +84,7 @@ def draw_report(folder):
 # name: (its file among those that are made, how it is read, how many changes of it are tried)
 READERS = {
     "checkpoint": ("c.safetensors", checkpoint.read, 150),
+    "saved fit": ("fit.safetensors", load_fit, 100),
     "resumed run": ("c.safetensors", resume, 60),
     "arrays": ("a.npz", pictures.read, 150),
     "compressed arrays": ("z.npz", pictures.read, 150),
@@ -95,7 +106,7 @@ def made(tmp_path_factory):
     pytest.importorskip("jinja2")
     folder = tmp_path_factory.mktemp("sound")
     model, samples = problem()
-    fit(model, samples, epochs=1, checkpoint=folder / "c.safetensors")
+    fit(model, samples, epochs=1, checkpoint=folder / "c.safetensors").save(folder)
     draw = np.random.default_rng(0)
     arrays = {"images": draw.integers(0, 256, (8, 8, 8), dtype=np.uint8), "labels": np.arange(8) % 2}
     np.savez(folder / "a.npz", **arrays)
@@ -293,17 +304,74 @@ def test_announced_sizes_are_checked_before_memory_is_taken(kind, tmp_path):
     assert assert_read_or_named(read, tmp_path / name)
 
 
+NETWORKS = [
+    ("width", 10**9),
+    ("in_shape", [1, 2**20, 2**20]),
+    ("hidden", 10**12),
+    ("classes", 10**15),
+    ("channels", [10**6] * 3),
+]
+SMALLER = [("width", 60), ("in_shape", [1, 512, 512]), ("hidden", 10**5), ("classes", 10**5), ("channels", [40] * 3)]
+
+
 @pytest.mark.fault(23)
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("width", 10**9), ("in_shape", [1, 2**20, 2**20]), ("hidden", 10**12), ("classes", 10**15), ("channels", [10**6] * 3)],
-)
+@pytest.mark.parametrize(("key", "value"), [*NETWORKS, *SMALLER])  # there is memory for the smaller ones
 def test_a_result_cannot_ask_for_a_huge_network(key, value, made, tmp_path):
     shutil.copytree(made / "run", tmp_path / "run")
     path = tmp_path / "run" / "result.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps({**result, "network": {**result["network"], key: value}}))
-    assert assert_read_or_named(own_images._read_run, tmp_path / "run")
+    with Largest() as largest:
+        assert assert_read_or_named(own_images._read_run, tmp_path / "run")
+    assert largest.made < 10**5, "it is refused before memory is taken, not as there is none"
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor had that was made on a real device."""
+
+    made = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not result.is_meta:
+            self.made = max(self.made, result.numel())
+        return result
+
+
+@pytest.mark.fault(23)
+def test_a_result_cannot_ask_for_many_blocks(made, tmp_path):
+    """Without weights to speak of, but each of them is several modules."""
+    shutil.copytree(made / "run", tmp_path / "run")
+    path = tmp_path / "run" / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "network": {**result["network"], "channels": [1] * 500, "strides": [1] * 500}}))
+    with pytest.raises(ValueError, match=r"result.json .*it has 500 blocks, but .* tensors"):
+        own_images._read_run(tmp_path / "run")
+
+
+@pytest.mark.fault(23)
+def test_few_weights_cannot_ask_for_a_huge_basis(made, tmp_path):
+    """Anchors are fitted to dense weights on all positions: here 300 times 4 MiB."""
+    network = {"name": "s-fc", "in_shape": [1, 1024, 1024], "classes": 2, "width": 300, "channels": [1], "strides": [1]}
+    network |= {"hidden": 1, "grid_anchors": 2e-6}
+    shutil.copytree(made / "run", tmp_path / "run")
+    path, kept = tmp_path / "run" / "result.json", tmp_path / "run" / "checkpoint.safetensors"
+    with torch.device("meta"):
+        weights = nets.build(**network).state_dict()
+    assert sum(tensor.numel() for tensor in weights.values()) < 10**5
+    checkpoint.write(kept, {f"model/{n}": torch.zeros(t.shape) for n, t in weights.items()}, checkpoint.read(kept)[1])
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "network": network}))
+    with pytest.raises(ValueError, match=r"result.json.*its network takes \d+ numbers, more than"), Largest() as largest:
+        own_images._read_run(tmp_path / "run")
+    assert largest.made < 10**6
+
+
+@pytest.mark.fault(23)
+def test_the_network_of_a_sound_run_is_built_after_the_check(made):
+    with Largest() as largest:
+        network, _ = own_images._read_run(made / "run")
+    assert largest.made >= max(parameter.numel() for parameter in network.parameters()), "the control: it is seen"
 
 
 def test_the_limit_of_memory_is_felt():

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import autosym
 from autosym.evidence import laplace
 from autosym.nn import nets
+from autosym.runtime import processes
 
 
 def problem(count=37, dtype=torch.float64):
@@ -98,7 +99,7 @@ def message(work, *arguments, **options):
     """What an error says; None where there is none."""
     try:
         work(*arguments, **options)
-    except (ValueError, autosym.processes.Lost) as error:
+    except (ValueError, processes.Lost) as error:
         return f"{type(error).__name__}: {error}"
     return None
 

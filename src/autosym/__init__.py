@@ -17,7 +17,7 @@ from autosym.runtime.provenance import VERSION as __version__
 from autosym.surgery.hardening import Hardening, harden
 from autosym.surgery.relaxing import Relaxation, relax
 from autosym.surgery.simplifying import Simplification, simplify
-from autosym.training.fitted import Fit
+from autosym.training.fitted import Fit, load
 from autosym.training.fitting import fit
 from autosym.training.learner import Learner
 from autosym.training.schedule import Schedule
@@ -46,6 +46,7 @@ __all__ = [
     "equivariance_error",
     "fit",
     "harden",
+    "load",
     "log_evidence",
     "relax",
     "simplify",

@@ -163,5 +163,17 @@ def test_commit_is_that_of_the_checkout_or_of_the_environment(monkeypatch):
 
 def test_commit_of_an_installed_package_is_unknown(monkeypatch, tmp_path):
     monkeypatch.delenv("AUTOSYM_COMMIT", raising=False)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a" / "b" / "provenance.py"))
+    monkeypatch.setattr(autosym, "__file__", str(tmp_path / "a" / "b" / "__init__.py"))
     assert provenance.commit() is None
+
+
+def test_commit_of_a_project_that_holds_an_installed_package_is_not_ours(monkeypatch, tmp_path):
+    """As by pip install --target."""
+    monkeypatch.delenv("AUTOSYM_COMMIT", raising=False)
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "one")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    monkeypatch.setattr(autosym, "__file__", str(tmp_path / "libraries" / "autosym" / "__init__.py"))
+    assert provenance.commit() is None
+    monkeypatch.setattr(autosym, "__file__", str(tmp_path / "src" / "autosym" / "__init__.py"))
+    assert provenance.commit(), "the control: as in a checkout"

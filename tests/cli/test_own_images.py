@@ -235,7 +235,7 @@ def test_a_new_run_leaves_nothing_of_the_one_before(capsys, tmp_path, npz, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("autosym.training.fitting.evidence_step", interrupt)
+        patch.setattr("autosym.training.evidence_steps.estimate", interrupt)
         shown(capsys, *options, "--seed", "1", status=130)
     assert {file.name for file in (tmp_path / "r").iterdir()} == {"checkpoint.safetensors", "history.jsonl"}
     assert "result.json does not exist" in shown(capsys, "report", tmp_path / "r", status=1).err
@@ -243,7 +243,7 @@ def test_a_new_run_leaves_nothing_of_the_one_before(capsys, tmp_path, npz, monke
     shown(capsys, *options, "--seed", "1", "--resume", "--json")
     result = (tmp_path / "r" / "result.json").read_text()
     with monkeypatch.context() as patch:
-        patch.setattr("autosym.training.fitting.evidence_step", interrupt)
+        patch.setattr("autosym.training.evidence_steps.estimate", interrupt)
         shown(capsys, *options, "--seed", "1", status=130)
     (tmp_path / "r" / "result.json").write_text(result)  # as older versions left it
     assert "0 of 3 epochs" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err

@@ -152,9 +152,18 @@ PUBLISHED_ROW = {"name", "task", "dataset", "model", "prior", "method", "accurac
 PUBLISHED_ROW |= {"seeds", "epochs", "shares", "paper_accuracy", "paper_nll", "paper_evidence", "paper_shares"}
 
 
+def keep(folder, run, **row):
+    """A result of a run as it is kept."""
+    own = {"accuracy": 98.25, "nll": 0.126, "evidence": -0.5, "seconds": 12.0, "parameters": 5, **row}
+    result = {"row": own, "config": {**run.__dict__}, "symmetry": [], "provenance": {"device": "D"}}
+    measuring.write(result, folder / f"{run.file}.json")
+
+
 @pytest.mark.parametrize(("number", "module"), [("1", table1), ("2", table2), ("3", table3), ("table3", table3)])
-def test_published_tables_as_json_without_a_result(capsys, tmp_path, monkeypatch, number, module):
+def test_published_tables_as_json_with_one_result(capsys, tmp_path, monkeypatch, number, module):
     monkeypatch.chdir(tmp_path)
+    first = next(iter(module.RUNS))
+    keep(tmp_path / "results", module.RUNS[first])
     out, err = shown(capsys, "table", number, "--json")
     assert err == ""
     assert out.count("\n") == 1
@@ -163,8 +172,25 @@ def test_published_tables_as_json_without_a_result(capsys, tmp_path, monkeypatch
     assert [row["name"] for row in found["rows"]] == list(module.RUNS)
     for row, run in zip(found["rows"], module.RUNS.values(), strict=True):
         assert set(row) >= PUBLISHED_ROW
-        assert row["accuracy"] is None
+        assert row["accuracy"] == (98.25 if row["name"] == first else None)
         assert row["paper_accuracy"] == module.PAPER.get((run.task, run.model, run.prior, run.method), {}).get("accuracy")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--figure", "none.png"), ("--results", "results")])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("1", "table1"), ("table2", "table2"), ("3", "table3"), *((n, n) for n in ("invariance-1", "invariance-3", "noether"))],
+)
+def test_a_table_outside_of_a_checkout_says_where_it_looked_and_what_to_do(
+    capsys, tmp_path, monkeypatch, name, folder, options
+):
+    """There are no results in the installed package."""
+    monkeypatch.chdir(tmp_path)
+    out, err = shown(capsys, "table", name, *options, status=1)
+    assert out == ""
+    assert err.startswith(f"autosym: {tmp_path / 'results' / folder} holds no result of this table: ")
+    assert err.endswith(f"by --results FOLDER, or make some by `autosym run {folder} --all`\n")
+    assert not list(tmp_path.iterdir())
 
 
 def printed(text):
@@ -177,10 +203,7 @@ def test_published_tables_for_people(capsys, tmp_path):
     """Columns without a number of the paper, or with the same word in all rows, are left out."""
     run = table1.RUNS["table1/digit/conv/map"]
     for seed, accuracy in ((0, 98.25), (1, 99.25)):
-        row = {"accuracy": accuracy, "nll": 0.126, "evidence": -0.5, "seconds": 12.0, "parameters": 5}
-        config = {**run.__dict__, "seed": seed, "epochs": 77}
-        result = {"row": row, "config": config, "symmetry": [], "provenance": {"device": "D"}}
-        measuring.write(result, tmp_path / f"{replace(run, seed=seed).file}.json")
+        keep(tmp_path, replace(run, seed=seed, epochs=77), accuracy=accuracy)
     text = shown(capsys, "table", "1", "--results", tmp_path).out
     assert "Table 1: ours and the paper's" in text
     rows = {tuple(cell for _, cell in row[:3]): row[3:] for row in printed(text)}
@@ -195,6 +218,7 @@ def test_published_tables_for_people(capsys, tmp_path):
     ]
     assert [cell for _, cell in rows["digit", "f-fc+conv", "map"]] == ["-"] * 6
     assert [cell for _, cell in rows["digit+quadrant", "conv", "map"]] == ["-", "24.68", *["-"] * 4]
+    keep(tmp_path, table2.RUNS["table2/s-fc/u/map"])
     second = printed(shown(capsys, "table", "2", "--results", tmp_path).out)
     assert [column for column, _ in second[0]][:3] == ["model", "prior", "by"], "its data are always the same"
     assert ["s-conv", "omega", "evidence", "-", "81.20", "-", "0.549", "-", "-1.055", "-", "-"] in [
@@ -219,9 +243,8 @@ def test_learned_shares_stand_beside_the_published_ones(capsys, tmp_path):
 
 def test_a_table_is_drawn_on_request(capsys, tmp_path, published):
     pytest.importorskip("matplotlib")
-    none = shown(capsys, "table", "1", "--figure", "none.png", status=1).err
-    said, error = none.splitlines()
-    assert said == "No folder results: there are no results of ours to show (a checkout has them)"
+    keep(tmp_path / "results", table1.RUNS["table1/digit/conv/map"])
+    error = shown(capsys, "table", "1", "--figure", "none.png", status=1).err
     assert error.startswith("autosym: results/table1 holds no network with a choice that was trained by evidence")
     assert not (tmp_path / "none.png").exists()
     shown(capsys, "run", "table1/digit/f-fc+conv", *published)
@@ -237,7 +260,8 @@ def test_a_table_without_results_says_what_to_do(capsys, tmp_path, monkeypatch):
     assert re.search(r"autosym: runs/demo/result.json does not exist: run `autosym demo` first", err)
 
 
-def test_an_unknown_table_names_the_tables(capsys):
+def test_an_unknown_table_names_the_tables(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     err = shown(capsys, "table", "spam", status=1).err
     assert (
         err

@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from autosym.bayes.likelihoods import LIKELIHOODS, Categorical
+from autosym.linear import conv as conv_module
 from autosym.linear.conv import Conv
 from autosym.linear.products import add_gram, gram, mirrored
 from models import curvature, draw, mlp
@@ -30,7 +31,7 @@ def plain_gram(t):
 def test_correlations_with_shifts_are_the_gram_of_patches(mode, kernel, dtype, monkeypatch):
     conv = Conv(ENOUGH[mode], 2, kernel, padding_mode=mode).to(dtype)
     x = torch.randn(3, ENOUGH[mode], 11, 13, dtype=dtype)
-    monkeypatch.setattr(conv, "patches", None)  # the fast form does not go through patches
+    monkeypatch.setattr(conv_module, "patches", None)  # the fast form does not go through patches
     fast = conv.gram(x)
     monkeypatch.undo()
     expected = plain_gram(conv.columns(x))
@@ -56,7 +57,7 @@ def test_correlations_with_shifts_are_the_gram_of_patches(mode, kernel, dtype, m
 def test_other_convolutions_take_the_general_form(options, mode, monkeypatch):
     conv = Conv(32, 32, **{"kernel_size": 3, "padding_mode": mode, **options}).double()
     x = torch.randn(2, 32, 10, 9, dtype=torch.float64)
-    monkeypatch.setattr(conv, "shifted_correlations", None)
+    monkeypatch.setattr(conv_module, "shifted_correlations", None)
     assert_close(conv.gram(x), plain_gram(conv.columns(x)))
 
 
@@ -66,7 +67,7 @@ def test_other_convolutions_take_the_general_form(options, mode, monkeypatch):
 )
 def test_small_maps_take_the_general_form(mode, channels, sizes, monkeypatch):
     conv, x = Conv(channels, 4, 3, padding_mode=mode).double(), torch.randn(2, channels, *sizes, dtype=torch.float64)
-    monkeypatch.setattr(conv, "shifted_correlations", None)
+    monkeypatch.setattr(conv_module, "shifted_correlations", None)
     assert_close(conv.gram(x), plain_gram(conv.columns(x)))
 
 

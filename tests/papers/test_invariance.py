@@ -13,8 +13,9 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 from autosym.cli import commands
-from autosym.papers import invariance, learned_ranges, measuring
+from autosym.papers import invariance, learned_ranges
 from autosym.papers.invariance import PAPER, RUNS, TABLES
+from autosym.runtime import workers
 from files import mnist_parts, write_mnist
 
 
@@ -158,7 +159,7 @@ def test_a_resumed_run_is_left_alone_where_it_is_finished_and_else_says_that_it_
 
 def test_many_runs_at_a_time_and_some_that_fail(folder, tmp_path, capfd, monkeypatch):
     """By threads here, which see the smaller networks of these tests."""
-    monkeypatch.setattr(measuring, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
     results, out = tmp_path / "results", tmp_path / "runs"
     options = ["--epochs", "1", "--samples", "30", "--data-dir", str(folder), "--results", str(results), "--out", str(out)]
     assert commands.main(["run", "invariance-2/regular/mlp", "--all", "--jobs", "2", *options]) == 0

@@ -130,11 +130,17 @@ def test_folding_that_would_change_the_function_is_refused():
         (nn.Conv2d(1, 4, 3, padding=2, padding_mode="circular"), "symmetry approximate at the borders"),
         (nn.Conv2d(1, 4, 3, 2, 1, padding_mode="circular"), "symmetry approximate between shifts of the stride 2"),
         (nn.Conv2d(1, 4, 3, (1, 3), 1), "symmetry approximate at the borders and between shifts of the stride 3"),
+        (
+            nn.Conv2d(1, 4, 3, 4, 1, padding_mode="circular"),  # which 6 is no multiple of
+            "symmetry approximate at the borders and between shifts of the stride 4",
+        ),
     ],
 )
 def test_the_summary_says_where_the_symmetry_is_approximate(conv, note):
-    model = nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-    assert autosym.relax(model, torch.randn(2, 1, 6, 6)).relaxation.layers[0].note == note
+    model, x = nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)), torch.randn(2, 1, 6, 6)
+    assert autosym.relax(model, x).relaxation.layers[0].note == note
+    by_the_stride = torch.allclose(conv(x.roll(conv.stride, (2, 3))), conv(x).roll((1, 1), (2, 3)), atol=1e-5)
+    assert by_the_stride == ("borders" not in note)
 
 
 def test_the_pool_path_holds_the_invariant_part_of_a_dense_layer():
@@ -188,6 +194,55 @@ def test_tokens_are_not_taken_for_maps():
 
     record = autosym.relax(Tokens(), torch.randn(2, 5, 4)).relaxation
     assert record.names("kept") == ("embed", "out")
+
+
+class Dense(nn.Module):
+    """A dense layer on what ``flat`` makes of images, or of maps of a convolution."""
+
+    def __init__(self, flat, convolved, positions=36):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1) if convolved else nn.Identity()
+        self.flat, self.out = flat, nn.Linear((4 if convolved else 1) * positions, 3)
+
+    def forward(self, x):
+        return self.out(self.flat(self.conv(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        (Dense(lambda x: x.view(len(x), -1), True), "invariant part and the rest"),
+        (Dense(lambda x: x.mean((2, 3)), True, 1), "its input was not seen to be maps, made flat just before it"),
+        (Dense(lambda x: x.flatten(1).relu(), True), "its input was not seen to be maps, made flat just before it"),
+        (Dense(lambda x: x.flatten(2).flatten(1), True), "of (4, 36), made flat, which are not known to be the maps of a conv"),
+        (Dense(lambda x: x.permute(0, 2, 3, 1).flatten(1), True), "of (6, 6, 4), made flat, which are not known"),
+        (Dense(lambda x: x.view(len(x), -1), False), "of (1, 6, 6), made flat, has no symmetry to relax: no convolution comes"),
+        (Dense(nn.Flatten(), False), "of (1, 6, 6), made flat, has no symmetry to relax: no convolution comes before it"),
+        (Dense(lambda x: x[:, 0, 0], False, 6), "its input was not seen to be maps, made flat just before it"),
+    ],
+)
+def test_what_is_said_of_a_dense_layer_is_true(model, note):
+    assert note in autosym.relax(model, torch.randn(2, 1, 6, 6)).relaxation.layers[-1].note
+
+
+def test_a_dense_layer_that_is_shared_over_positions_is_not_said_to_have_no_symmetry():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2))
+    shared, head = autosym.relax(model, torch.randn(2, 5, 4)).relaxation.layers
+    assert shared.note == "acts on the last axis, alike at all 5 places of the others: relax has no free path for that"
+    assert "of (5, 3), made flat, has no symmetry to relax" in head.note
+
+
+def test_a_network_without_convolutions_is_told_what_to_do_and_not_to_relax_again():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(8, 1, 6, 6)
+    relaxed = autosym.relax(model, x)
+    for text in (str(relaxed.relaxation), str(autosym.fit(relaxed, (x, labels()), epochs=1).symmetry())):
+        assert "with convolutions, or build one by autosym.nn.build" in text
+        assert "autosym.relax(model, example)" not in text
+    assert "autosym.relax(model, example)" in str(autosym.fit(model, (x, labels()), epochs=1).symmetry()), "the control"
+    whole = nn.Sequential(nn.Conv2d(1, 4, 6), nn.Flatten(), nn.Linear(4, 3))
+    assert str(autosym.relax(whole, x).relaxation).endswith("No layer was relaxed, for the reasons given.")
+    assert "No layer was relaxed" not in str(autosym.relax(*built("lenet")).relaxation)
 
 
 # ---- choosing layers

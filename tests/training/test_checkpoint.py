@@ -196,7 +196,7 @@ BAD = {
     "truncated": (lambda p: (written(p), p.write_bytes(p.read_bytes()[:-3])), "truncated or not a checkpoint"),
     "empty": (lambda p: p.write_bytes(b""), "truncated or not a checkpoint"),
     "noise": (lambda p: p.write_bytes(bytes(range(1, 200))), "truncated or not a checkpoint"),
-    "foreign": (lambda p: written(p, kind="other"), "not a checkpoint of autosym"),
+    "foreign": (lambda p: written(p, kind="other"), "not an autosym checkpoint"),
     "newer": (lambda p: written(p, checkpoint.VERSION + 1), "newer than this autosym reads"),
     "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 3, this is 4\): start anew"),
     "pickle": (pickled, "holds a pickle"),

@@ -82,7 +82,7 @@ def test_a_loop_of_its_own_raises_the_evidence_and_can_be_saved():
 
 def test_what_is_wrong_with_a_learner_is_said():
     model, (x, y) = mlp(5, 4, 3), draw("categorical", 20)
-    with pytest.raises(TypeError, match="epochs is no option of an evidence step"):
+    with pytest.raises(TypeError, match="unknown option epochs: Learner accepts step, damping"):
         autosym.Learner(model, (x, y), epochs=3)
     with pytest.raises(ValueError, match="number of samples is not known"):
         autosym.Learner(model, [(x, y)])

@@ -85,6 +85,11 @@ def compare(
     Fits are compared as they are; a model is first trained, in place, by ``fit(model, data, **options)``. With ``data``, which are then
     those of every candidate, it is also measured how far the weights are from a mode of the posterior, where Laplace holds.
     """
+    if isinstance(candidates, (Fit, nn.Module, str)) or not hasattr(candidates, "__iter__"):
+        raise TypeError(
+            f"compare takes several fits or models, got one {type(candidates).__name__}: give a list, or a dict by name, "
+            "compare({'one': fit, 'two': other})"
+        )
     named = dict(candidates) if isinstance(candidates, Mapping) else {str(i): c for i, c in enumerate(candidates)}
     if len(named) < 2:
         raise ValueError(f"a comparison needs at least two fits or models, got {len(named)}")
@@ -144,9 +149,7 @@ def short_of_mode(fitted: Fit, data: Data) -> float:
 def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     """The gradient of the log-likelihood of all data at unit scale, by name of path."""
     owned = {site.name: site.parameter for site in sites(fitted.model)}
-    moved = [name for name, weight in owned.items() if not torch.equal(weight, fitted.laplace.parameters[name])]
-    if moved:
-        raise ValueError(f"the weights of {moved[0]} were changed after the fit: its evidence is of the weights before that")
+    fitted.check_weights()
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
     samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
     for x, y in batches(data, 256):

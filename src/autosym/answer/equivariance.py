@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from autosym.linear.groups import GROUPS, Group, translations
 from autosym.linear.path import Path
 from autosym.nn.layers import Branch, Relaxed
-from autosym.runtime.batching import Data, batches
+from autosym.runtime.batching import Data, batches, check_module
 from autosym.runtime.tables import table
 
 
@@ -67,6 +67,7 @@ def equivariance_error(
     Groups are given as objects, or by name: "translations" and those of ``groups.GROUPS``. Rotations and flips of the input are exact
     on the pixel grid, except for groups that interpolate (C8). ``data`` may be inputs alone, a tensor: labels are not looked at.
     """
+    check_module(model)
     x = data[:samples] if isinstance(data, Tensor) else next(batches(data, samples), (torch.empty(0),))[0][:samples]
     if not len(x):
         raise ValueError("the data are empty: no batch held a sample to measure on (an iterator can be read only once)")
@@ -92,6 +93,8 @@ def assert_equivariant(
     The default tolerance is 1e-5 in float32 and 1e-10 in float64. The input is lifted if the layer holds a path that
     ``takes`` lifted features; the output is lifted if the layer says so (``lifted``), as group convolutions do.
     """
+    if isinstance(layer, type) or not callable(layer):
+        check_module(layer)
     tolerance = tolerance or {torch.float64: 1e-10}.get(example.dtype, 1e-5)
     (found,) = _as_groups(group, example)
     lifted_in = _lifted_input(layer)

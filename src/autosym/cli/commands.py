@@ -23,7 +23,7 @@ from autosym.cli import own_images, own_trajectories
 from autosym.papers import basis as basis_functions
 from autosym.papers import group_digits, images, invariance, quadrant_digits, rotated_digits, table1, table2, table3
 from autosym.papers.images import mean_shares
-from autosym.papers.measuring import write
+from autosym.papers.measuring import check_results, write
 from autosym.report import run_files
 from autosym.report.drawing import show_symmetry
 from autosym.report.writing import write_run
@@ -367,13 +367,11 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
 
     Args:
         name: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether or quadrant-digits.
-        results: the folder of results of these tables (results), or the file that the demo wrote.
+        results: the folder of results of these tables (results, which a checkout has), or the file that the demo wrote.
         figure: also draw what the networks of a published table learned, to this file.
         json: print the rows as JSON and nothing else.
     """
     folder, number = results or images.RESULTS, name.removeprefix("table")
-    if not json and name != "quadrant-digits" and not folder.is_dir():
-        print(f"No folder {folder}: there are no results of ours to show (a checkout has them)", file=sys.stderr)
     if name == "noether":
         return own_trajectories.table(folder, json)
     if name in invariance.TABLES or number in TABLES:
@@ -383,6 +381,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         else:
             found = invariance.rows(name, folder)
             draw, show = partial(invariance.figure, name), partial(invariance.show, name)
+        check_results(found, folder, f"table{number}" if number in TABLES else name)
         if figure is not None:
             draw(figure, folder)
         print(json_format.dumps({"rows": found})) if json else show(found)

@@ -7,7 +7,7 @@ in ``working_size`` and ``network_for``, and what was done is said in the notes 
 import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from autosym.answer.equivariance import EquivarianceError, equivariance_error
 from autosym.cli import exported, pictures
 from autosym.evidence import wording
 from autosym.evidence.predictive import Scores, scores
+from autosym.linear.sparse import Sparse
 from autosym.nn import nets
 from autosym.papers.measuring import CHECKPOINT, METHODS, in_percent, start_anew, write
 from autosym.report import findings, run_files
@@ -30,6 +31,7 @@ from autosym.training.schedule import Schedule
 WEIGHT_STEPS = 1500  # of training, at least
 LARGEST = 32  # pixels of a side, where no size was asked for
 LARGEST_SIDE = 4096  # that a result can ask for
+LARGEST_NETWORK = 2**28  # numbers, so 1 GiB, that a result can ask for
 
 Pair = tuple[Tensor, Tensor]
 
@@ -243,26 +245,36 @@ def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     if not kept.exists():
         raise FileNotFoundError(f"{kept} does not exist: audit needs the weights of the run; run it again")
     tensors, state = checkpoint.read(kept)
+    own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     with run_files.of_this_version(path):
-        network, epochs = nets.build(**result["network"]), result["schedule"]["epochs"]
+        epochs = result["schedule"]["epochs"]
         height, width = map(int, result["preprocessing"]["size"])
         mean, std = (list(map(float, result["preprocessing"][key])) for key in ("mean", "std"))
-    if len(state["lines"]) != epochs:
-        raise ValueError(
-            f"{kept} is after {len(state['lines'])} of {epochs} epochs: go on by autosym fit --resume, or run it again"
-        )
-    own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    try:
-        with torch.device("meta"):  # without memory, as the file may ask for any size
-            shapes = {name: t.shape for name, t in nets.build(**result["network"]).state_dict().items()}
-        if shapes != {name: tensor.shape for name, tensor in own.items()}:
-            raise ValueError(f"its network is not that of {kept}")
+        if not (1 <= height <= LARGEST_SIDE and 1 <= width <= LARGEST_SIDE):
+            raise ValueError(f"images cannot be resized to {height}x{width}")
+        _check_network(result["network"], own)
+    with run_files.of_this_version(kept):
+        done = len(state["lines"])
+    if done != epochs:
+        raise ValueError(f"{kept} is after {done} of {epochs} epochs: go on by autosym fit --resume, or run it again")
+    with run_files.of_this_version(path):
         network = nets.build(**result["network"])
-        preprocessing = {key: [float(value) for value in result["preprocessing"][key]] for key in ("size", "mean", "std")}
-        size = preprocessing["size"] = [int(side) for side in preprocessing["size"]]
-        if len(size) != 2 or not all(1 <= side <= LARGEST_SIDE for side in size):
-            raise ValueError(f"images cannot be resized to {size}")
-    except (ValueError, TypeError, KeyError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"{path} does not hold what autosym fit writes ({error}): run it again") from error
     checkpoint.load_into(network.state_dict(), own, kept)
     return network, {"size": (height, width), "mean": mean, "std": std}
+
+
+def _check_network(arguments: dict[str, Any], own: Mapping[str, Tensor]) -> None:
+    """Refuse, before any memory is taken, a network that is not the one of the tensors ``own``, or that is too large."""
+    if len(arguments["channels"]) > len(own):  # first: every block is a few modules, on any device
+        raise ValueError(f"it has {len(arguments['channels'])} blocks, but {len(own)} tensors")
+    with torch.device("meta"):
+        network = nets.build(**arguments)
+    if {name: t.shape for name, t in network.state_dict().items()} != {name: t.shape for name, t in own.items()}:
+        raise ValueError("its network is not that of the checkpoint")
+    size = sum(t.numel() for t in (*network.parameters(), *network.buffers()))
+    for path in network.modules():
+        if isinstance(path, Sparse):  # it is fitted, by its basis, to dense weights on all positions
+            anchors, positions = len(path.basis.z), len(path.basis.positions)
+            size += positions * (anchors + path.weight.numel() // anchors)
+    if size > LARGEST_NETWORK:
+        raise ValueError(f"its network takes {size} numbers, more than {LARGEST_NETWORK}")

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from autosym.noether import Discovery, Search, discover, systems
 from autosym.papers import noether as experiment
-from autosym.papers.measuring import write
+from autosym.papers.measuring import check_results, write
 from autosym.report import conserved
 from autosym.report.drawing import print_table
 from autosym.report.writing import write_text
@@ -140,6 +140,7 @@ def run(config: experiment.Run, out: Path, results: Path, resume: bool, json: bo
 def table(results: Path, json: bool) -> None:
     """Ours beside the paper's; what was not run is a dash."""
     found = experiment.rows(results)
+    check_results(found, results, "noether")
     if json:
         print(json_format.dumps({"rows": found}))
         return

@@ -14,6 +14,7 @@ from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
 from autosym.linear.path import Definition, Path
+from autosym.runtime.batching import check_module
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
 
     Paths own their weight; torch's Linear, Conv1d and Conv2d are read as Dense or Conv and Bias. Anything else is refused.
     """
+    check_module(model)
     found: dict[int, Site] = {}
     owners: dict[int, str] = {}
     for module_name, module in model.named_modules():
@@ -63,6 +65,12 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             "the model has no trainable parameter, so there is nothing to integrate over: unfreeze some by requires_grad_(True)"
         )
     return list(found.values())
+
+
+def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
+    """The parameter that a site is named after: its own name, or that of the path whose weight it is."""
+    module = model.get_submodule(name) if name in dict(model.named_modules()) else None
+    return model.get_parameter(name) if module is None else module.get_parameter("weight")
 
 
 def is_under(name: str, stem: str) -> bool:

@@ -5,8 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import sites
 from autosym.curvature.tape import Tape
+from autosym.runtime import processes
+from autosym.runtime.batching import check_module, to_model
 
 
 def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
@@ -45,6 +48,18 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     return (activations + 3 * largest) / len(x)
 
 
+def outputs_of(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> int:
+    """The number of outputs, if model, samples and likelihood go together; an error in one process is an error in all."""
+    refuse_batch_dependence(model)
+    with processes.agreeing(), torch.no_grad():
+        x, y = to_model(x, y, model, "the first samples")
+        verify(model, x)
+        f = model(x)
+        likelihood.check(f.shape[1], y)
+        likelihood.check_outputs(f, model)
+    return f.shape[1]
+
+
 def linearised(
     model: nn.Module, x: Tensor, root: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
@@ -70,6 +85,7 @@ def linearised(
 
 def refuse_batch_dependence(model: nn.Module) -> None:
     """Refuse models whose output for a sample depends on its batchmates, or on chance."""
+    check_module(model)
     if torch.is_inference_mode_enabled():
         raise ValueError("curvature needs a graph: call it outside of torch.inference_mode() (torch.no_grad() is fine)")
     for name, module in model.named_modules():

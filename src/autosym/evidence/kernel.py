@@ -43,6 +43,7 @@ class Kernel:
     outputs: int
     likelihood: Likelihood
     bound_of: str | None
+    parameters: dict[str, Tensor]  # the weights it was taken at
     fingerprint: Tensor | None = None  # of the data; not taken
 
     def __call__(self, prior: Prior) -> Evidence:
@@ -116,6 +117,7 @@ def at(
         outputs=width,
         likelihood=likelihood,
         bound_of=_bound(size, len(x), parts, outputs),
+        parameters={name: weight.clone() for name, weight in owned.items()},
     )
 
 

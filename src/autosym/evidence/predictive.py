@@ -122,6 +122,10 @@ def scores(logits: Tensor, labels: Tensor) -> Scores:
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their counts."""
+    if not isinstance(probabilities, Tensor):
+        raise TypeError(
+            f"probabilities are a {type(probabilities).__name__}: give a tensor (N, classes), e.g. fit.predictive(x).probabilities"
+        )
     confidence, correct, which = _binned(probabilities, labels, bins)
     gap = torch.zeros(bins, dtype=confidence.dtype, device=confidence.device).index_add_(0, which, correct - confidence)
     return float(gap.abs().sum() / len(labels))

@@ -49,6 +49,7 @@ class Symmetry:
     ranges: tuple[Range, ...] = ()
     cautions: tuple[str, ...] = ()  # what must be known before they are relied on
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
+    relaxed: bool = False  # whether the model is one that ``relax`` returned
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -121,6 +122,11 @@ class Symmetry:
         return "\n".join([*said, *(f"Caution: {caution}" for caution in self.cautions)])
 
     def _table(self) -> str:
+        if not self.paths and self.relaxed:
+            return (
+                "no relaxed layer: autosym.relax found nothing to relax, as model.relaxation says; take a network with convolutions, or "
+                "build one by autosym.nn.build"
+            )
         if not self.paths:
             return "no relaxed layer: make them by autosym.relax(model, example), or build a network by autosym.nn.build"
         rows = [("layer", "path", "", "precision", "effective / all", "share")]
@@ -180,4 +186,5 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symme
             }
             counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
             rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
-    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), simplified=hasattr(model, "simplification"))
+    relaxed = any(hasattr(module, "relaxation") for module in model.modules())
+    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), relaxed=relaxed)

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym.runtime.batching import check_module
+
 Symmetry = str | Iterable[str] | Mapping[str, float]
 Where = Literal["input", "weights"]
 Padding = Literal["zeros", "border"]
@@ -235,6 +237,7 @@ def symmetrise(
     with new draws at every step, unless ``learn`` is False; averaged copies are reduced in the curvature, which is exact for linear
     models.
     """
+    check_module(model)
     return Symmetrised(model, Transformations(symmetry, samples, padding, learn), where)
 
 

@@ -25,6 +25,15 @@ CHECKPOINT = "checkpoint.safetensors"
 METHODS: dict[str, Step] = {"map": "none", "evidence": "mackay"}
 
 
+def check_results(rows: Sequence[Mapping[str, Any]], folder: Path, table: str) -> None:
+    """Refuse a table without any result of ours: it would be dashes beside the paper's numbers."""
+    if all(row.get(key) is None for row in rows for key in ("accuracy", "negative_elbo")):
+        raise FileNotFoundError(
+            f"{folder.resolve() / table} holds no result of this table: a checkout of the repository has them in results/, the installed "
+            f"package has none; name that folder by --results FOLDER, or make some by `autosym run {table} --all`"
+        )
+
+
 def train_and_measure(
     build: Callable[[], nn.Module],
     train: tuple[Tensor, Tensor],

@@ -59,6 +59,7 @@ def contents(
         raise ValueError(
             "the data are an iterator, which can be read only once: pass a pair of tensors, a list of batches or a loader"
         )
+    fit.check_weights()
     gammas = fit.estimate.effective_parameters(fit.prior)
     record, symmetry = fit.evidence, fit.symmetry()
     found = {

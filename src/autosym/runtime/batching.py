@@ -1,5 +1,6 @@
 """Tensors, datasets and loaders as one stream of batches that counts what it shows."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeGuard
 
@@ -103,6 +104,16 @@ def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor
     return x.to(parameter), y
 
 
+def check_module(model: object) -> None:
+    """Refuse what is given in the place of a model, a Fit, say, and name what to give."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        raise TypeError(f"the model is the class {model.__name__}: make one of it, {model.__name__}(...)")
+    how = "give its model, by .model" if hasattr(model, "model") else "give a torch module"
+    raise TypeError(f"the model is a {type(model).__name__}, not a torch module: {how}")
+
+
 def _check_lengths(inputs: Tensor, targets: Tensor) -> None:
     if len(inputs) != len(targets):
         raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
@@ -142,6 +153,15 @@ def check_seen(seen: int, data: Data, allow_partial: bool = False) -> None:
             f"the loader showed {seen} of the {size} samples of its dataset (drop_last, or a sampler?): the evidence would be "
             "that of other data; set drop_last=False and show each once, or (log_evidence) allow_partial=True for those seen"
         )
+
+
+def checksum(data: Data) -> int | None:
+    """Of the bytes of tensors, in their order, which a resumed run needs too; None of data that are not at hand as tensors."""
+    tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset else ()
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, found)
+    return found if tensors else None
 
 
 Augment = Callable[[Tensor, Generator], Tensor]

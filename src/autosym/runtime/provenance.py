@@ -14,8 +14,9 @@ def commit() -> str | None:
     """AUTOSYM_COMMIT where it is set, else the commit of the source checkout, else None (an installed package)."""
     if "AUTOSYM_COMMIT" in os.environ:
         return os.environ["AUTOSYM_COMMIT"]
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
+    package = Path(__file__).resolve().parents[1]
+    root = package.parents[1]
+    if package != root / "src" / "autosym" or not (root / ".git").exists():  # the folder of a project may hold an installed one
         return None
     try:
         head, changes = (

@@ -21,7 +21,7 @@ from autosym.curvature.verification import refuse_batch_dependence
 from autosym.evidence.shares import Effective, effective
 from autosym.linear.path import Path
 from autosym.nn.layers import Branch, Relaxed
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data, batches, check_module, to_model
 from autosym.runtime.tables import table
 from autosym.surgery.merging import LAYERS, plain
 from autosym.surgery.observation import Observation, observe
@@ -91,6 +91,7 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
     it.
     """
     model = fitted.model if isinstance(fitted, Fit) else fitted
+    check_module(model)
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is a part of the whole, in [0, 1), got {tolerance}")
     if data is None and (not isinstance(fitted, Fit) or fitted.schedule.step == "none"):
@@ -100,6 +101,8 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
         )
     if not any(isinstance(module, LAYERS) for module in model.modules()):
         raise ValueError("the model has no path of autosym's, so there is nothing to harden")
+    if isinstance(fitted, Fit):
+        fitted.check_weights()
     refuse_batch_dependence(model)
     seen = None if data is None else _Outputs(model, data, fitted.likelihood if isinstance(fitted, Fit) else None)
     hardened = copy.deepcopy(model)

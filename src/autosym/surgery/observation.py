@@ -21,7 +21,9 @@ class Seen:
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
     x: Tensor | None = None  # the input of a convolution
-    maps: tuple[int, ...] = ()  # the shape (C, ...) of which the input is the flat form, where that was seen
+    flat: tuple[int, ...] = ()  # the shape of which the input is the flat form, where that was seen
+    maps: tuple[int, ...] = ()  # the same (C, ...), where C are known to be the channels of a convolution
+    convolved: bool = False  # whether a convolution came before
     after: nn.Module | None = None  # the layer whose output is the input, as it is
 
 
@@ -80,9 +82,9 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             record.by_sample = False
             return
         record.in_shape, record.out_shape = tuple(x.shape[1:]), tuple(output.shape[1:])
-        record.after = producers.get(id(x))
+        record.after, record.convolved = producers.get(id(x)), bool(convolution)
         if x.dim() == 2 and x.data_ptr() in flattened.maps:
-            maps = flattened.maps[x.data_ptr()][1]
+            maps = record.flat = flattened.maps[x.data_ptr()][1]
             # Only if they are the channels of a convolution: tokens (T, D) have none. Where axes were exchanged, and another one is as
             # long, it is not known which of them are the channels.
             known = len(maps) == len(convolution) and maps[0] == convolution[0]

@@ -9,7 +9,7 @@ parameters that the evidence cannot cover are frozen: point estimates outside of
 
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.path import Path
 from autosym.nn import layers
 from autosym.nn.layers import Affine, Branch, Relaxed
+from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
 from autosym.surgery.observation import Observation, Seen, observe
 
@@ -58,7 +59,15 @@ class Relaxation:
     def __str__(self) -> str:
         rows = [("layer", "kind", "outcome", "paths", "")]
         rows += [(n.layer or "(model)", n.kind, n.outcome, " + ".join(n.paths), n.note) for n in self.layers]
-        return table(rows, "<<<<<")
+        return "\n".join([table(rows, "<<<<<"), *self._nothing()])
+
+    def _nothing(self) -> Iterator[str]:
+        """What to do where no layer was relaxed."""
+        if not self.names("relaxed") and not {"Conv1d", "Conv2d"} & {note.kind for note in self.layers}:
+            yield "No layer was relaxed: relax frees convolutions (Conv1d, Conv2d) and dense layers on their maps, and there are none."
+            yield "Give it a network with convolutions, or build one by autosym.nn.build."
+        elif not self.names("relaxed"):
+            yield "No layer was relaxed, for the reasons given."
 
 
 def relax(
@@ -122,8 +131,7 @@ def relax(
 
 def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], keep: Sequence[str]) -> None:
     """What cannot become a relaxed model, by name, before any work."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"the model is a {type(model).__name__}: relax takes a torch module")
+    check_module(model)
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2:
         raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
     if not isinstance(paths, (str, Mapping)):
@@ -177,7 +185,7 @@ def _convert(
     if trained == {False}:
         return _frozen(name, module, "frozen in the model given")
     if seen.calls == 0:
-        return _frozen(name, module, "took no part in the forward pass as a layer, so the data say nothing about it")
+        return _frozen(name, module, "took no part in the forward pass as a layer, so the evidence cannot cover it")
     if seen.calls > 1 and not held:
         raise ValueError(
             f"{name} ({kind}) is used {seen.calls} times in a forward pass: the curvature of a shared layer is not the sum of its "
@@ -225,7 +233,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     made = {path: _free(path, seen.in_shape, seen.out_shape).to(conv.weight) for path in free}
     for path in made.values():
         _start_at_zero(path, linear, seen.x)
-    return Relaxed({"conv": symmetric}, made), _approximate(linear)
+    return Relaxed({"conv": symmetric}, made), _approximate(linear, seen.in_shape[1:])
 
 
 def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
@@ -235,7 +243,7 @@ def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tup
         raise ValueError(f"{name} (Linear) cannot have the paths {wanted!r}: a dense layer on flattened maps takes 'pool'")
     positions = math.prod(seen.maps[1:])
     if not seen.maps or math.prod(seen.maps) != linear.in_features:
-        return None, "a dense map has no symmetry to relax (its input was not seen to be flattened maps)"
+        return None, _why_not_pool(seen)
     if positions == 1:
         return None, "a dense map of one position has no symmetry to relax"
     channels, outputs = seen.maps[0], linear.out_features
@@ -245,6 +253,18 @@ def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tup
     free = Dense((linear.in_features,), (outputs,))
     free.weight.data = 2 * (by_position - invariant[..., None] / positions).reshape(free.weight.shape)
     return Relaxed({"pool": pool}, {"fc": free}), "invariant part and the rest"
+
+
+def _why_not_pool(seen: Seen) -> str:
+    """Why a dense layer has no invariant part that could be told from the rest."""
+    if len(seen.in_shape) > 1:
+        alike = math.prod(seen.in_shape[:-1])
+        return f"acts on the last axis, alike at all {alike} places of the others: relax has no free path for that"
+    if not seen.flat:
+        return "a dense map has no symmetry to relax (its input was not seen to be maps, made flat just before it)"
+    if not seen.convolved:
+        return f"a dense map of {seen.flat}, made flat, has no symmetry to relax: no convolution comes before it"
+    return f"a dense map of {seen.flat}, made flat, which are not known to be the maps of a convolution, channels first"
 
 
 def _with(
@@ -289,9 +309,10 @@ def _factor_bytes(path: nn.Module) -> int:
     return sum(4 * blocks * (rows**2 + columns**2) for blocks, rows, columns in shapes)
 
 
-def _approximate(conv: Conv) -> str:
-    """Where a convolution of this form is not exactly equivariant."""
-    notes = ["at the borders"] if conv.has_borders else []
+def _approximate(conv: Conv, size: Sequence[int]) -> str:
+    """Where a convolution of this form, on maps of this size, is not exactly equivariant."""
+    uneven = any(n % stride for n, stride in zip(size, conv.stride[-len(size) :], strict=True))
+    notes = ["at the borders"] if conv.has_borders or uneven else []
     if conv.stride != (1, 1):
         notes.append(f"between shifts of the stride {max(conv.stride)}")
     return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"

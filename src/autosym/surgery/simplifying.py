@@ -65,12 +65,18 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
     such path, and another for each that is tried. A sparse path that is constant in space by its omega breaks nothing, but is tried too.
     The record is ``simplification`` of the model of the fit returned; print it. ``options`` are those of ``autosym.curvature.kfac``.
     """
+    if not isinstance(fitted, Fit):
+        raise TypeError(
+            f"simplify takes the Fit that autosym.fit returned, got a {type(fitted).__name__}: of a model, it is "
+            "simplify(autosym.fit(model, data), data)"
+        )
     if fitted.schedule.step == "none":
         raise ValueError("simplify compares evidence at learned precisions: fit without step='none'")
     if math.isfinite(fitted.prior.nu):
         raise ValueError("simplify compares evidence under Gaussian priors, not the bound of Student-t ones: fit without nu")
     if not isinstance(fitted.estimate, Laplace):
         raise ValueError("simplify compares evidence by Kronecker factors: fit without kernel=")
+    fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
     candidates = {f"{path.layer}.{path.path}".lstrip("."): path for path in found.optional()}
@@ -114,7 +120,14 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
     schedule = replace(fitted.schedule, sampled_end=bool(options.get("sampled", False)))
     evidence, likelihood = estimate(prior), estimate.likelihood
     return replace(
-        fitted, model=model, prior=prior, likelihood=likelihood, schedule=schedule, estimate=estimate, evidence=evidence
+        fitted,
+        model=model,
+        prior=prior,
+        likelihood=likelihood,
+        schedule=schedule,
+        estimate=estimate,
+        evidence=evidence,
+        simplified=True,
     )
 
 

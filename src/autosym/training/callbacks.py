@@ -1,17 +1,50 @@
-"""Where the lines of a history go: a file, a bar in the terminal, TensorBoard. Each is a context that gives a consumer, or None."""
+"""Callbacks: functions that are called with every line of a history, as soon as it is known.
+
+Those of this library (a file, a bar in the terminal, TensorBoard) are contexts that give such a function, or None where none is wanted.
+"""
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path as File
 from typing import Any
 
-Consumer = Callable[[dict[str, Any]], None]
+from autosym.runtime import processes
+
+Callback = Callable[[dict[str, Any]], None]
 
 
 @contextmanager
-def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Consumer | None]:
+def opened(
+    progress: bool | str,
+    history: str | File | None,
+    tensorboard_folder: str | File | None,
+    others: Sequence[Callback | None],
+    epochs: int,
+    lines: list[dict[str, Any]],
+    samples: int,
+) -> Iterator[Callback]:
+    """All callbacks of a run as one. The run is of ``epochs`` on ``samples`` and has ``lines`` already. One process of several calls."""
+    if not processes.first():
+        yield lambda line: None
+        return
+    with (
+        progress_bar(progress, epochs) as show,
+        json_lines(history, lines) as write,
+        tensorboard(tensorboard_folder, len(lines), samples) as scalars,
+    ):
+        wanted = [callback for callback in (show, write, scalars, *others) if callback is not None]
+
+        def tell(line: dict[str, Any]) -> None:
+            for callback in wanted:
+                callback(line)
+
+        yield tell
+
+
+@contextmanager
+def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Callback | None]:
     """One line of JSON for each epoch, on disk as soon as it is known; ``lines`` are those of a run that is resumed."""
     if path is None:
         yield None
@@ -23,7 +56,7 @@ def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator
 
 
 @contextmanager
-def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Consumer | None]:
+def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Callback | None]:
     """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then.
 
     Of a name there are always lines, which begin with it: the bars of runs beside each other would overwrite one another.
@@ -60,7 +93,7 @@ def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Consumer | None]:
 
 
 @contextmanager
-def tensorboard(folder: str | File | None, done: int, samples: int) -> Iterator[Consumer | None]:
+def tensorboard(folder: str | File | None, done: int, samples: int) -> Iterator[Callback | None]:
     """Scalars of every line for TensorBoard, evidence and its parts per sample; ``done`` epochs are there from before."""
     if folder is None:
         yield None

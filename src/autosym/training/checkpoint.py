@@ -6,6 +6,7 @@ checkpoint or the new one. What is read is checked before it is used: format, ve
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +27,17 @@ FORMAT, VERSION = "autosym checkpoint", 4
 STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
     """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = {"format": FORMAT, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
-    blob = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, header)
+    header = {"format": kind, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
+    kept: dict[str, Tensor] = {}
+    places: set[int] = set()  # tensors that share memory (tied weights, say) are written once for each name
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        kept[name] = own.clone() if own.untyped_storage().data_ptr() in places else own
+        places.add(own.untyped_storage().data_ptr())
+    blob = save(kept, header)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -50,7 +57,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -
         os.close(folder)
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state of a checkpoint; a ValueError that says what is wrong with any other file.
 
     Nothing is allocated before the header has been compared with the size of the file.
@@ -62,8 +69,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise ValueError(f"{path} is a safetensors file, but not a checkpoint of autosym")
+            if header.get("format") != kind:
+                raise ValueError(f"{path} is a safetensors file, but not an {kind}")
             version = header.get("version", "")
             if not version.isdecimal():
                 raise ValueError(f"{path} is damaged, as its version is {version!r}: use an earlier one, or start anew")
@@ -165,3 +172,25 @@ class State:
         own = {"shuffle": self.stream.shuffle, "noise": self.stream.noise}
         loader = getattr(self.stream.data, "generator", None)
         return {**own, **({"loader": loader} if isinstance(loader, torch.Generator) else {})}
+
+
+class Keeper:
+    """Writes the state of a run to a file from time to time, or, without a file, never."""
+
+    def __init__(self, state: State, path: str | Path | None, seconds: float):
+        self.state, self.path, self.seconds = state, None if path is None else Path(path), seconds
+        self.saved = time.perf_counter()
+
+    def begin(self, resume: bool) -> list[dict[str, Any]]:
+        """Go back to the state of the file, if there is one to resume; returns the history so far."""
+        lines = self.state.read(self.path) if self.path and resume and self.path.exists() else []
+        if self.path and not lines:
+            self.state.write(self.path, lines)  # over that of an earlier run, which a resumed one must not go on from
+        self.saved = time.perf_counter()
+        return lines
+
+    def keep(self, lines: list[dict[str, Any]], last: bool) -> None:
+        """At the end of an epoch: write, if it is time, or the ``last``."""
+        if self.path and (last or time.perf_counter() - self.saved > self.seconds):
+            self.state.write(self.path, lines)
+            self.saved = time.perf_counter()

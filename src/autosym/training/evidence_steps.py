@@ -13,54 +13,42 @@ from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.shares import symmetry
 from autosym.runtime.batching import Data
-from autosym.training.schedule import Schedule
+from autosym.training.schedule import EvidenceStep
 
 
-def evidence_step(
+def estimate(
     model: nn.Module,
     data: Data,
     likelihood: Likelihood,
     prior: Prior,
-    schedule: Schedule,
+    how: EvidenceStep,
     seed: int,
     memory: float | None = None,
 ) -> Laplace | Kernel:
-    """One expensive pass, then a damped closed-form step, or gradient steps, on precisions and noise."""
-    at = _at(model, data, likelihood, prior, schedule, schedule.sampled, schedule.subset, seed, memory)
-    if schedule.step == "mackay":
-        at.mackay(prior, schedule.damping, schedule.trust)
-        return at
-    optimiser = torch.optim.Adam([*prior.parameters(), *likelihood.parameters()], schedule.hyper_lr)
-    for _ in range(schedule.hyper_steps):
-        optimiser.zero_grad()
-        (-at(prior).log_evidence).backward()
-        optimiser.step()
-    return at
-
-
-def _at(
-    model: nn.Module,
-    data: Data,
-    likelihood: Likelihood,
-    prior: Prior,
-    schedule: Schedule,
-    sampled: bool,
-    subset: int | None,
-    seed: int,
-    memory: float | None,
-) -> Laplace | Kernel:
-    """The expensive pass of the estimator that the schedule asks for."""
-    if schedule.kernel is not None:
-        return kernel.at(model, data, likelihood, samples=schedule.kernel, outputs="one", seed=seed)
-    at = laplace.at(model, data, likelihood, sampled=sampled, subset=subset, seed=seed, memory=memory)
+    """The expensive pass of the estimator that the settings ask for."""
+    if how.kernel is not None:
+        return kernel.at(model, data, likelihood, samples=how.kernel, outputs="one", seed=seed)
+    at = laplace.at(model, data, likelihood, sampled=how.sampled, subset=how.subset, seed=seed, memory=memory)
     return at.with_scales(prior) if math.isfinite(prior.nu) else at
 
 
-def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace | Kernel) -> dict[str, Any]:
+def improve(prior: Prior, likelihood: Likelihood, at: Laplace | Kernel, how: EvidenceStep) -> None:
+    """A damped closed-form step of precisions and noise, or gradient steps, in place."""
+    if how.step == "mackay":
+        at.mackay(prior, how.damping, how.trust)
+        return
+    optimiser = torch.optim.Adam([*prior.parameters(), *likelihood.parameters()], how.hyper_lr)
+    for _ in range(how.hyper_steps):
+        optimiser.zero_grad()
+        (-at(prior).log_evidence).backward()
+        optimiser.step()
+
+
+def summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace | Kernel) -> dict[str, Any]:
     """What a line of the history says of an evidence step: evidence, its parts, precisions, effective parameters, shares."""
     with torch.no_grad():
         record = at(prior)
-        summary: dict[str, Any] = {
+        found: dict[str, Any] = {
             "log_evidence": float(record.log_evidence),
             "log_likelihood": float(record.log_likelihood),
             "occam": float(record.occam),
@@ -69,5 +57,5 @@ def _summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace
             "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
         if isinstance(likelihood, Gaussian):
-            summary["sigma_noise"] = math.exp(float(likelihood.log_variance) / 2)
-        return summary
+            found["sigma_noise"] = math.exp(float(likelihood.log_variance) / 2)
+        return found

@@ -3,49 +3,49 @@
     w <- prox(w - lr M^-1 grad of the mean negative log-likelihood)                every batch
     delta <- towards gamma / |w|^2, or along d log p(D) / d log delta              every few epochs, after burn-in
 
-The prior's part of a weight step is proximal, in the optimiser's own metric M: stable at any precision, and its fixed point is
+The prior's part of a weight step is proximal, in the optimiser's own metric M. It is stable at any precision, and its fixed point is
 the MAP. Only the likelihood's gradient is ever clipped. The last part of a run is at fixed precisions, so that the evidence at the
 end is taken near a mode.
+
+A fit is prepared (everything that can be wrong is found before the first step), trained, and concluded (the evidence at the end).
 """
 
 import copy
 import math
-import os
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as File
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.curvature.kronecker import kfac
-from autosym.curvature.owners import frames, sites, sizes
+from autosym.curvature.owners import Site, frames, sites, sizes
+from autosym.curvature.verification import outputs_of
 from autosym.evidence.laplace import Laplace
-from autosym.runtime import processes
+from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import (
     Augment,
     Data,
     Stream,
     batches,
     check_loader,
+    check_module,
     check_repeatable,
     check_seen,
-    is_pair,
+    checksum,
     size_of,
-)
+)  # fmt: skip
 from autosym.runtime.graphs import Captured
-from autosym.training import callbacks
-from autosym.training.checkpoint import State
-from autosym.training.evidence_steps import _at, _summary, evidence_step
+from autosym.training import callbacks as told
+from autosym.training import evidence_steps
+from autosym.training.callbacks import Callback
+from autosym.training.checkpoint import Keeper, State
 from autosym.training.fitted import Fit
 from autosym.training.ranges import Ranges
 from autosym.training.schedule import Schedule
@@ -69,7 +69,8 @@ def fit(
     progress: bool | str = False,
     history: str | File | None = None,
     tensorboard: str | File | None = None,
-    log: Callable[[dict[str, Any]], None] | None = None,
+    log: Callback | None = None,
+    callbacks: Sequence[Callback] = (),
     checkpoint: str | File | None = None,
     checkpoint_seconds: float = 60.0,
     resume: bool = False,
@@ -77,19 +78,21 @@ def fit(
 ) -> Fit:
     """Train ``model``, in place, on ``data`` and learn, from the same data, how much of every path they want.
 
-    ``data`` is a pair of tensors, a dataset or a loader; ``evidence_data`` is what the evidence is taken on where the training
-    loader augments or drops samples (the same samples, once each; ``data`` by default). Dropout and batch normalisation must be in
-    eval mode: the prior regularises, and a sample's output must not depend on its batchmates. With finite ``nu`` the prior is
-    Student-t (``priors``). ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50, step="none")`` is plain MAP at
-    ``prior_precision``; with evidence that is where precisions start, but no higher than ``start_cap``. Ranges of a model by
-    ``symmetrise`` are learned at evidence steps too. ``history`` names a
-    JSON-lines file, ``tensorboard`` a folder of event files; ``log`` is called with every line.
+    The model itself is trained: fit a ``copy.deepcopy`` to keep it as it was. ``data`` is a pair of tensors, a dataset or a loader. Where
+    the training loader augments or drops samples, ``evidence_data`` are the same samples, once each, as they are. Dropout and batch
+    normalisation must be in eval mode: the prior regularises, and a sample's output must not depend on its batchmates.
+
+    ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``. With ``step="none"`` it is plain MAP at ``prior_precision``;
+    with evidence that is where precisions start, but no higher than ``start_cap``. ``schedule="paper"`` is the published one. With finite
+    ``nu`` the prior is Student-t (``priors``). Ranges of a model by ``symmetrise`` are learned at evidence steps too.
 
     ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
     tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
-    times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``. ``schedule`` is "paper" for the published one.
+    times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``.
 
-    ``progress`` shows a bar on a terminal (on stderr), and a line every tenth of the run elsewhere; a name shows such lines, begun by it.
+    ``callbacks`` are called with every line of the history, a dictionary. Four are at hand by name. ``progress`` shows a bar on a terminal
+    (on stderr), and a line every tenth of the run elsewhere; a name shows such lines, begun by it. ``history`` names a JSON-lines file,
+    ``tensorboard`` a folder of event files, and ``log`` is one more function.
 
     ``checkpoint`` names a file that is written at the start, every ``checkpoint_seconds`` at the end of an epoch, and at the end of the
     run: a run that was interrupted can always go on. With ``resume`` it goes on from the file, if it is there, as if it had never stopped:
@@ -99,16 +102,60 @@ def fit(
     Several processes (``torch.distributed``: torchrun, DDP) take a part of every batch and of the evidence each: ``batch_size`` is that
     of all together, and all return the same fit. The first of them writes, shows and logs.
     """
-    unknown = set(changes) - {field.name for field in fields(Schedule)}
-    if unknown:
-        raise TypeError(f"fit got {', '.join(sorted(unknown))}; a schedule has {', '.join(f.name for f in fields(Schedule))}")
-    if schedule == "paper":
-        schedule = Schedule.paper(**changes)
-    elif isinstance(schedule, str):
-        raise ValueError(f"schedule {schedule!r} is not known: 'paper', or a Schedule")
-    else:
-        schedule = replace(schedule or Schedule(), **changes)
-    evidence_epochs = schedule.evidence_epochs()
+    schedule = Schedule.of(schedule, changes)
+    run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)
+    keeper = Keeper(run.state(data if checkpoint else None), checkpoint, checkpoint_seconds)
+    run.lines = keeper.begin(resume)
+    with (
+        arithmetic.no_denormals(),
+        arithmetic.deterministic(deterministic),
+        told.opened(progress, history, tensorboard, [log, *callbacks], run.schedule.epochs, run.lines, run.count) as tell,
+    ):
+        train(run, tell, keeper)
+        return conclude(run)
+
+
+@dataclass
+class Run:
+    """A fit between its start and its end: what it trains, on what, by which settings, and its history so far."""
+
+    model: nn.Module
+    prior: Prior
+    likelihood: Likelihood
+    schedule: Schedule
+    stream: Stream
+    evidence_data: Data
+    weights: Weights
+    step: Captured  # of the weights, on one batch
+    ranges: Ranges
+    count: int  # samples
+    seed: int
+    memory: float | None
+    lines: list[dict[str, Any]]
+
+    def state(self, data: Data | None) -> State:
+        """What a checkpoint holds; ``data`` are those whose checksum a resumed run must have, if it can be taken."""
+        config = {"schedule": repr(self.schedule), "seed": self.seed, "samples": self.count}
+        config |= {"checksum of the data": None if data is None else checksum(data)}
+        return State(self.model, self.prior, self.likelihood, self.weights, self.stream, config, self.ranges.tensors())
+
+
+def prepare(
+    model: nn.Module,
+    data: Data,
+    likelihood: str | Likelihood,
+    schedule: Schedule,
+    prior_precision: float | Mapping[str, float] = 1.0,
+    nu: float = math.inf,
+    evidence_data: Data | None = None,
+    augment: Augment | None = None,
+    memory: float | None = None,
+    capture: bool = True,
+    seed: int = 0,
+) -> Run:
+    """Find out before the first step what would end the run after the last, and set everything up for it."""
+    schedule.evidence_epochs()  # refuses a run without one
+    check_module(model)
     model = processes.unwrapped(model)
     processes.make_same(model)
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
@@ -118,69 +165,69 @@ def fit(
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
     count, outputs = _check(model, data, evidence_data, likelihood, schedule)
-    parameters = {site.name: site.parameter for site in owned}
-    units = sizes(owned) if schedule.relative else None
-    even = frames(owned, nu < math.inf) if schedule.relative and schedule.optimiser == "adam" else {}
-    for frame in even.values():
-        processes.make_same(frame)
-    weights = Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units, even)
+    weights = _weights(owned, count, schedule, nu)
     part, parts = processes.rank(), processes.count()
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment, part, parts)
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     ranges = Ranges(model, schedule.hyper_lr)
-    if ranges.learned and schedule.every is None:
-        schedule = replace(schedule, every=1)  # a range takes one step at each: few would not take it far
-        evidence_epochs = schedule.evidence_epochs()
     if ranges.learned and schedule.kernel is not None:
         raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
+    if ranges.learned and schedule.every is None:
+        schedule = replace(schedule, every=1)  # a range takes one step at each: few would not take it far
     schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
-    config = {"schedule": repr(schedule), "seed": seed, "samples": count}
-    config |= {"checksum of the data": _checksum(data) if checkpoint else None}
-    state = State(model, prior, likelihood, weights, stream, config, ranges.tensors())
-    lines = state.read(File(checkpoint)) if checkpoint and resume and File(checkpoint).exists() else []
-    if checkpoint and not lines:
-        state.write(File(checkpoint), lines)  # over that of an earlier run, which a resumed one must not go on from
-    saved = time.perf_counter()
-    start = saved - (lines[-1]["seconds"] if lines else 0.0)
-    with (
-        _no_denormals(),
-        _determinism(deterministic),
-        callbacks.progress_bar(progress if part == 0 else False, schedule.epochs) as show,
-        callbacks.json_lines(history if part == 0 else None, lines) as write,
-        callbacks.tensorboard(tensorboard if part == 0 else None, len(lines), count) as scalars,
-    ):
-        for epoch in range(len(lines) + 1, schedule.epochs + 1):
-            weights.set_prior(prior, likelihood)
-            for number, (x, y) in enumerate(stream.epoch(epoch), 1):
-                ranges.redraw(seed, epoch, number)
-                weights.lr.fill_(schedule.rate((epoch - 1 + min(stream.shown / count, 1.0)) / schedule.epochs))
-                step(x, y)
-            loss = weights.take_loss()
-            if not math.isfinite(loss):
-                raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {schedule.lr}), or rescale the inputs")
-            line: dict[str, Any] = {"epoch": epoch, "loss": loss / max(stream.shown, 1)}
-            if epoch in evidence_epochs:
-                ranges.redraw(seed, epoch, 0)
-                at = evidence_step(model, evidence_data, likelihood, prior, schedule, seed + epoch, memory)
-                if isinstance(at, Laplace):
-                    ranges.step(evidence_data, prior, at, schedule.sampled, schedule.subset, seed + epoch, memory)
-                line |= _summary(model, likelihood, prior, at) | ranges.summary()
-            line["seconds"] = time.perf_counter() - start
-            lines.append(line)
-            for consumer in filter(None, (show, write, scalars, log if part == 0 else None)):
-                consumer(line)
-            if checkpoint and (epoch == schedule.epochs or time.perf_counter() - saved > checkpoint_seconds):
-                state.write(File(checkpoint), lines)
-                saved = time.perf_counter()
-        ranges.settle()
-        at = _at(model, evidence_data, likelihood, prior, schedule, schedule.sampled_end, None, seed, memory)
+    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, ranges, count, seed, memory, [])
+
+
+def train(run: Run, tell: Callback, keeper: Keeper) -> None:
+    """Every epoch weights, and evidence in those that the schedule names; the history is told and kept."""
+    start = time.perf_counter() - (run.lines[-1]["seconds"] if run.lines else 0.0)
+    evidence_epochs = run.schedule.evidence_epochs()
+    for epoch in range(len(run.lines) + 1, run.schedule.epochs + 1):
+        line: dict[str, Any] = {"epoch": epoch, "loss": _train_weights(run, epoch)}
+        if epoch in evidence_epochs:
+            line |= _learn_prior(run, epoch)
+        line["seconds"] = time.perf_counter() - start
+        run.lines.append(line)
+        tell(line)
+        keeper.keep(run.lines, epoch == run.schedule.epochs)
+
+
+def conclude(run: Run) -> Fit:
+    """The evidence at the weights and precisions where the run ended."""
+    run.ranges.settle()
+    how = run.schedule.last_step
+    at = evidence_steps.estimate(run.model, run.evidence_data, run.likelihood, run.prior, how, run.seed, run.memory)
     with torch.no_grad():
-        return Fit(model, prior, likelihood, schedule, lines, at(prior), at, seed)
+        return Fit(run.model, run.prior, run.likelihood, run.schedule, run.lines, at(run.prior), at, run.seed)
+
+
+def _train_weights(run: Run, epoch: int) -> float:
+    """One epoch of weight steps; returns the mean loss of its samples."""
+    run.weights.set_prior(run.prior, run.likelihood)
+    for number, (x, y) in enumerate(run.stream.epoch(epoch), 1):
+        run.ranges.redraw(run.seed, epoch, number)
+        run.weights.lr.fill_(run.schedule.rate((epoch - 1 + min(run.stream.shown / run.count, 1.0)) / run.schedule.epochs))
+        run.step(x, y)
+    loss = run.weights.take_loss()
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {run.schedule.lr}), or rescale the inputs")
+    return loss / max(run.stream.shown, 1)
+
+
+def _learn_prior(run: Run, epoch: int) -> dict[str, Any]:
+    """One evidence step of precisions, noise and ranges; returns what the history says of it."""
+    seed, how = run.seed + epoch, run.schedule.evidence_step
+    run.ranges.redraw(run.seed, epoch, 0)
+    at = evidence_steps.estimate(run.model, run.evidence_data, run.likelihood, run.prior, how, seed, run.memory)
+    evidence_steps.improve(run.prior, run.likelihood, at, how)
+    if isinstance(at, Laplace):
+        run.ranges.step(run.evidence_data, run.prior, at, how.sampled, how.subset, seed, run.memory)
+    return evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()
 
 
 def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:
-    """Find out before the first step what would end the run after the last; returns the numbers of samples and outputs."""
+    """Refuse data that the run could not use to its end; returns the numbers of samples and outputs."""
     check_repeatable(data, evidence_data)
     check_loader(evidence_data)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, schedule.batch_size))
@@ -190,42 +237,14 @@ def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likeli
     batch = next(batches(evidence_data, schedule.batch_size, torch.Generator()), None)
     check_seen(0 if batch is None else count, data, allow_partial=True)
     assert batch is not None
-    return count, kfac(model, (batch[0][:2], batch[1][:2]), likelihood, sampled=True).outputs
+    return count, outputs_of(model, batch[0][:2], batch[1][:2], likelihood)
 
 
-def _checksum(data: Data) -> int | None:
-    """Of the bytes of tensors, in their order, which a resumed run needs too; None of data that are not at hand as tensors."""
-    tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset else ()
-    found = 0
-    for tensor in tensors:
-        found = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, found)
-    return found if tensors else None
-
-
-@contextmanager
-def _no_denormals() -> Iterator[None]:
-    """Numbers below 1e-38 count as zero: the weights of a path that is going through them are many times slower on a CPU."""
-    already = float(torch.tensor(1e-310, dtype=torch.float64) * 1) == 0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(already)
-
-
-@contextmanager
-def _determinism(wanted: bool) -> Iterator[None]:
-    """The same sums in the same order every time, on a GPU too (where cuBLAS needs a setting, which stays)."""
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = benchmark
+def _weights(owned: Sequence[Site], count: int, schedule: Schedule, nu: float) -> Weights:
+    """The optimiser of all weights, in the units and coordinates that their paths ask for."""
+    units = sizes(owned) if schedule.relative else None
+    even = frames(owned, nu < math.inf) if schedule.relative and schedule.optimiser == "adam" else {}
+    for frame in even.values():
+        processes.make_same(frame)
+    parameters = {site.name: site.parameter for site in owned}
+    return Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units, even)

@@ -23,16 +23,15 @@ from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry, symmetry
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, size_of
-from autosym.training.evidence_steps import evidence_step
+from autosym.training.evidence_steps import estimate, improve
 from autosym.training.fitted import with_cautions
-from autosym.training.schedule import Schedule
+from autosym.training.schedule import EvidenceStep, Schedule
 
 
 class Learner:
     """Priors of all paths of ``model``, learned from ``data`` as they are (each sample once, without augmentation).
 
-    ``options`` are the fields of ``Schedule`` that concern an evidence step: sampled, subset, kernel, step, damping, trust, hyper_steps,
-    hyper_lr.
+    ``options`` are the fields of ``EvidenceStep``: step, damping, trust, hyper_steps, hyper_lr, sampled, subset, kernel.
     """
 
     def __init__(
@@ -45,9 +44,7 @@ class Learner:
         seed: int = 0,
         **options: Any,
     ):
-        wrong = set(options) - {"sampled", "subset", "kernel", "step", "damping", "trust", "hyper_steps", "hyper_lr"}
-        if wrong:
-            raise TypeError(f"{', '.join(sorted(wrong))} is no option of an evidence step: your own loop decides on it")
+        self.how = EvidenceStep.of(options)
         count = size_of(data)
         if count is None:
             raise ValueError("the number of samples is not known: pass tensors, a dataset, or a loader of one")
@@ -55,7 +52,7 @@ class Learner:
         self.likelihood = likelihoods.of(likelihood)
         self.owned = {site.name: site.parameter for site in sites(self.model)}
         self.prior = Prior(list(self.owned), prior_precision)
-        self.schedule, self.memory, self.seed = Schedule(**options), memory, seed
+        self.memory, self.seed = memory, seed
         self.at: Laplace | Kernel | None = None  # the evidence as it was at the last step
         self.steps = 0
 
@@ -81,9 +78,9 @@ class Learner:
         self.model.eval()  # dropout and batch statistics have no evidence
         try:
             self.steps += 1
-            self.at = evidence_step(
-                self.model, self.data, self.likelihood, self.prior, self.schedule, self.seed + self.steps, self.memory
-            )
+            seed = self.seed + self.steps
+            self.at = estimate(self.model, self.data, self.likelihood, self.prior, self.how, seed, self.memory)
+            improve(self.prior, self.likelihood, self.at, self.how)
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -96,7 +93,7 @@ class Learner:
             raise ValueError("no evidence step was taken yet: call step() first")
         found = symmetry(self.model, self.prior, self.at)
         with torch.no_grad():
-            return with_cautions(found, self.at(self.prior), self.at, self.likelihood, self.schedule, ())
+            return with_cautions(found, self.at(self.prior), self.at, self.likelihood, Schedule(step=self.how.step), ())
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of your own has to hold; the weights are the model's."""

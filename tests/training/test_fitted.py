@@ -1,0 +1,207 @@
+"""What a fit returns: it notices that its weights were changed, and can do after loading what it could before saving."""
+
+import copy
+import math
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import autosym
+from autosym.nn import nets
+from autosym.report import findings
+from models import draw, mlp
+
+IMAGES = (1, 4, 4)
+
+
+def network():
+    return nets.build("f-fc+conv", IMAGES, 3, width=2, channels=(1, 2), strides=(1, 2), hidden=2).double()
+
+
+# name: (a model, likelihood, shape of the inputs, options of fit)
+FITS = {
+    "relaxed": (network, "categorical", IMAGES, {}),
+    "regression": (lambda: mlp(5, 4, 3), "gaussian", (5,), {"step": "gradient"}),
+    "Student-t": (lambda: mlp(5, 4, 3), "categorical", (5,), {"nu": 4.0}),
+    "kernel": (lambda: mlp(5, 4, 3), "categorical", (5,), {"kernel": 8}),
+    "map": (network, "categorical", IMAGES, {"step": "none", "clip": 2.0}),
+    "omega": (
+        lambda: nets.build("s-fc+s-conv", IMAGES, 3, 2, channels=(1,), strides=(1,), hidden=2, prior="omega").double(),
+        "categorical",
+        IMAGES,
+        {},
+    ),
+    "symmetrised": (
+        lambda: autosym.symmetrise(nn.Sequential(nn.Flatten(1), mlp(16, 4, 3)), {"rotation": 0.5}, samples=3).double(),
+        "categorical",
+        IMAGES,
+        {},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FITS)
+def made(request, tmp_path_factory):
+    """A fit, its data, the folder it was saved to, and a new model of the same kind."""
+    build, likelihood, shape, options = FITS[request.param]
+    torch.manual_seed(0)
+    data = draw(likelihood, 24, shape)
+    fitted = autosym.fit(build(), data, likelihood, epochs=3, burn_in=0, **options)
+    folder = tmp_path_factory.mktemp("saved") / "deep" / "er"
+    fitted.save(folder)
+    torch.manual_seed(1)
+    return fitted, data, folder, build()
+
+
+def test_what_was_saved_is_loaded_to_the_bit(made):
+    fitted, (x, _), folder, other = made
+    loaded = autosym.load(folder, other)
+    assert loaded.model is other
+    assert repr(loaded) == repr(fitted)
+    assert str(loaded.symmetry()) == str(fitted.symmetry())
+    assert loaded.schedule == fitted.schedule
+    assert loaded.history == fitted.history
+    assert loaded.seed == fitted.seed
+    assert loaded.prior.precision() == fitted.prior.precision()
+    assert loaded.prior.nu == fitted.prior.nu
+    for part in ("log_likelihood", "log_prior", "complexity"):
+        assert float(getattr(loaded.evidence, part)) == float(getattr(fitted.evidence, part))
+    assert torch.equal(loaded.model(x), fitted.model(x))
+    with torch.no_grad():
+        assert float(loaded.estimate(loaded.prior).log_evidence) == float(fitted.estimate(fitted.prior).log_evidence)
+    if not isinstance(fitted.estimate, autosym.evidence.kernel.Kernel):
+        for one, two in zip(vars(loaded.predictive(x)).values(), vars(fitted.predictive(x)).values(), strict=True):
+            assert one is two or torch.equal(one, two)
+
+
+def test_reports_of_a_loaded_fit_say_the_same(made):
+    fitted, data, folder, other = made
+    one, two = (findings.contents(f, data) for f in (fitted, autosym.load(folder, other)))
+    assert one == two
+
+
+def test_a_loaded_fit_is_compared_hardened_and_saved_again(tmp_path):
+    torch.manual_seed(0)
+    data = draw("categorical", 24, IMAGES)
+    fitted = autosym.fit(network(), data, epochs=3, burn_in=0)
+    fitted.save(tmp_path)
+    loaded = autosym.load(tmp_path, network())
+    rows = [autosym.compare({"a": f, "b": autosym.fit(network(), data, epochs=3, seed=1)}, data).rows for f in (fitted, loaded)]
+    assert rows[0][0].keys() == rows[1][0].keys()
+    hardened = [autosym.harden(f, data)(data[0]) for f in (fitted, loaded)]
+    assert torch.equal(*hardened)
+    simple = [autosym.simplify(f, data, nats=math.inf) for f in (fitted, loaded)]
+    assert str(simple[0].model.simplification) == str(simple[1].model.simplification)
+    simple[1].save(tmp_path / "simple")
+    again = autosym.load(tmp_path / "simple", network())
+    assert again.symmetry().simplified
+    assert str(again.symmetry()) == str(simple[0].symmetry())
+
+
+def test_a_likelihood_of_ones_own_is_given_to_load(tmp_path):
+    class Halved(autosym.Categorical):
+        name = "halved"
+
+    data = draw("categorical", 24)
+    autosym.fit(mlp(5, 3), data, Halved(), epochs=1).save(tmp_path)
+    with pytest.raises(ValueError, match=r"likelihood of your own, 'halved': give it too"):
+        autosym.load(tmp_path, mlp(5, 3))
+    assert isinstance(autosym.load(tmp_path, mlp(5, 3), Halved()).likelihood, Halved)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("one")
+    autosym.fit(mlp(5, 4, 3), draw("categorical", 24), epochs=1).save(folder)
+    return folder
+
+
+def test_another_model_is_refused_and_left_as_it_was(saved):
+    for other, why in (
+        (mlp(5, 6, 3), "of another model"),
+        (mlp(5, 3), "of another model"),
+        (mlp(5, 4, 3).float(), "of another model"),
+    ):
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=why):
+            autosym.load(saved, other)
+        for name, tensor in other.state_dict().items():
+            assert torch.equal(tensor, before[name])
+
+
+def test_other_files_are_refused(saved, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"name a folder that fit\.save\(folder\) wrote"):
+        autosym.load(tmp_path, mlp(5, 4, 3))
+    autosym.fit(mlp(5, 4, 3), draw("categorical", 24), epochs=1, checkpoint=tmp_path / "fit.safetensors")
+    with pytest.raises(ValueError, match="not an autosym fit"):
+        autosym.load(tmp_path, mlp(5, 4, 3))
+    shutil.copy(saved / "fit.safetensors", tmp_path / "run.safetensors")
+    with pytest.raises(ValueError, match="not an autosym checkpoint"):
+        autosym.fit(mlp(5, 4, 3), draw("categorical", 24), epochs=1, checkpoint=tmp_path / "run.safetensors", resume=True)
+
+
+def test_curvature_that_does_not_give_the_evidence_is_refused(saved, tmp_path):
+    from autosym.training import checkpoint, fitted
+
+    tensors, state = checkpoint.read(saved / fitted.FILE, fitted.KIND)
+    name = next(name for name in tensors if name.startswith("estimate/eigenvalues"))
+    tensors[name] = 2 * tensors[name] + 1
+    checkpoint.write(tmp_path / fitted.FILE, tensors, state, fitted.KIND)
+    with pytest.raises(ValueError, match="its evidence is not what its curvature and prior give"):
+        autosym.load(tmp_path, mlp(5, 4, 3))
+
+
+# ---- weights that were changed
+
+
+USES = {
+    "predictive": lambda fit, data: fit.predictive(data[0]),
+    "simplify": lambda fit, data: autosym.simplify(fit, data),
+    "harden": lambda fit, data: autosym.harden(fit, data),
+    "report": lambda fit, data: findings.contents(fit),
+    "compare": lambda fit, data: autosym.compare([fit, fit], data),
+    "save": lambda fit, data: fit.save("nowhere"),
+}
+
+
+@pytest.fixture(scope="module")
+def twice():
+    """A fit whose model was fitted again, its data, and what it said before."""
+    torch.manual_seed(0)
+    data = draw("categorical", 24, IMAGES)
+    model = network()
+    first = autosym.fit(model, data, epochs=3, burn_in=0)
+    before = first.predictive(data[0]).probabilities
+    autosym.fit(model, data, epochs=1, seed=1)
+    return first, data, before
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_fit_notices_that_its_model_was_fitted_again(use, twice):
+    first, data, _ = twice
+    with pytest.raises(ValueError, match=r"were changed after the fit .*put them back by fit\.restore\(\)"):
+        USES[use](first, data)
+
+
+def test_weights_can_be_put_back(twice):
+    first, data, before = twice
+    later = copy.deepcopy(first.model.state_dict())
+    first.restore()
+    assert_close(first.predictive(data[0]).probabilities, before, rtol=0, atol=0)
+    first.model.load_state_dict(later)
+
+
+def test_a_model_that_was_frozen_after_the_fit_is_not_changed():
+    torch.manual_seed(0)
+    data = draw("categorical", 24)
+    fitted = autosym.fit(mlp(5, 4, 3), data, epochs=1)
+    fitted.model.requires_grad_(False)
+    fitted.check_weights()
+    with torch.no_grad():
+        fitted.model[0].bias[0] += 1e-9
+    with pytest.raises(ValueError, match=r"weights of 0\.bias were changed"):
+        fitted.check_weights()
