@@ -10,8 +10,9 @@ ARGS ?= -m "not slow"
 demo: $(VENV)/.base
 	$(BIN)/autosym demo
 
+# Two processes of one thread each: most tests are too small for threads to help.
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal $(ARGS)
 
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/curvature.py

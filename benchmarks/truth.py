@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 import autosym
-from autosym.evidence.wording import WHOLE
+from autosym.evidence.shares import WHOLE
 from autosym.nn import nets
 from autosym.papers import datasets
 from autosym.runtime.provenance import provenance

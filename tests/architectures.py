@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import autosym
+from autosym.nn import nets
+
 
 class LeNet(nn.Module):
     """Layers in the constructor, functions between them, flattened by view."""
@@ -212,6 +215,21 @@ ARCHITECTURES = {
 }
 
 
+# By architecture, what is relaxed; everything else with parameters must be kept or frozen.
+RELAXED = {
+    "lenet": ("conv1", "conv2", "fc1"),
+    "vgg": ("features.0", "features.3", "features.5", "classifier.0"),
+    "resnet": ("stem.0", "layer1.conv1", "layer1.conv2", "layer2.conv1", "layer2.conv2", "layer2.downsample.0"),
+    "u-net encoder": ("down1.0", "down2.0", "merge", "head"),
+    "conv1d": ("encoder.0", "encoder.3", "out"),
+    "grouped": ("depthwise", "pointwise", "grouped"),
+    "mixer": ("patches",),
+    "functional": ("conv", "layers.1", "out"),
+    "sequential": ("0", "2"),
+    "forms": ("0", "2", "4", "7"),
+}
+
+
 def built(name, dtype=torch.float32):
     """A network that has seen data: running statistics and scales of its normalisation are not those of the start."""
     torch.manual_seed(0)
@@ -224,3 +242,27 @@ def built(name, dtype=torch.float32):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.3)
     return model.eval(), torch.randn(8, *shape, dtype=dtype)
+
+
+def labels(count=8):
+    return torch.arange(count) % 3
+
+
+def shaken(model):
+    """Trainable weights that are all of a size, so that every path takes part."""
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def relaxed(name, paths="f-fc", dtype=torch.float64):
+    model, x = built(name, dtype)
+    return shaken(autosym.relax(model, x, paths)), x
+
+
+def net(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    model = nets.build(name, (2, 8, 8), 3, 2, channels=(1, 2, 2), strides=(1, 2, 2), hidden=4)
+    return shaken(model.to(dtype)), torch.randn(8, 2, 8, 8, dtype=dtype)

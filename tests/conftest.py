@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,7 +19,17 @@ def tiny(monkeypatch):
 
     small = {name: replace(run, width=2, test=1600, epochs=2) for name, run in quadrant_digits.RUNS.items()}
     monkeypatch.setattr(quadrant_digits, "RUNS", small)
-    monkeypatch.setattr(quadrant_digits, "execute_all", lambda runs, jobs: map(quadrant_digits.execute, runs))
+    execute = cache(quadrant_digits.execute)
+    monkeypatch.setattr(quadrant_digits, "execute_all", lambda runs, jobs: map(execute, runs))
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes that runs are given to are forks of one that has imported torch already."""
+    from autosym.runtime import workers as library
+    from workers import FORKED
+
+    monkeypatch.setattr(library, "get_context", lambda _: FORKED)
 
 
 @pytest.fixture

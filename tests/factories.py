@@ -1,8 +1,13 @@
 """Lists that the tests are parametrised over: a new member is tested for free."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor, distributions
 
+from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -104,6 +109,69 @@ LAYERS = {
     "s-conv omega": lambda: layers.s_conv((2, 4, 6), (3, 4, 6), 4, learn_omega=True),
     "s-fc omega": lambda: layers.SparseFactored((2, 4, 6), (3, 4, 6), 12, 8, learn_omega=True),
 }
+
+
+@dataclass(frozen=True)
+class LikelihoodCase:
+    """A likelihood, the outputs of a model for it, the same as torch's distribution given f, and targets that it refuses."""
+
+    make: Callable[[], Likelihood]
+    outputs: int
+    distribution: Callable[[Tensor], distributions.Distribution]
+    refused: tuple[tuple[Tensor, str], ...]
+
+    def draw(self, f: Tensor) -> Tensor:
+        return self.distribution(f).sample()
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Summed over all samples and outputs."""
+        return self.distribution(f).log_prob(y).sum()
+
+
+def _case(make, outputs, kind, *refused, **options):
+    return LikelihoodCase(make, outputs, lambda f: kind(f, **options, validate_args=False), refused)
+
+
+LIKELIHOODS = [
+    pytest.param(case, id=name)
+    for name, case in {
+        "categorical": _case(
+            Categorical,
+            3,
+            lambda f, **options: distributions.Categorical(logits=f, **options),
+            (torch.tensor([0, 3]), r"labels run from 0 to 3, but .*: number them from 0"),
+            (torch.tensor([0.0, 1.0]), r"not class indices: .*; use targets.long\(\)"),
+        ),
+        "gaussian": _case(
+            lambda: Gaussian(0.6),
+            2,
+            distributions.Normal,
+            (torch.zeros(3), r"targets \(3,\) .*do not match outputs \(3, 2\)"),
+            (torch.zeros(3, 2, dtype=torch.long), r"use targets.float\(\)"),
+            scale=0.6,
+        ),
+        "bernoulli": _case(
+            Bernoulli,
+            1,
+            lambda f, **options: distributions.Bernoulli(logits=f, **options),
+            (torch.tensor([0, 1, 2]), r"the targets hold 2, but .* takes 0 and 1: .*'categorical' for more"),
+            (torch.tensor([-1.0, 1.0]), r"the targets hold -1, .*use \(targets > 0\).long\(\)"),
+            (torch.tensor([[0.25], [1.0]]), r"the targets hold 0.25"),
+            (torch.zeros(3, 2), r"shape \(N, 2\) do not match a model with 1 output: .* takes \(N,\) or \(N, 1\); give one"),
+            (torch.zeros(3, 1, 1), r"shape \(N, 1, 1\) .*; use targets.flatten\(1\)"),
+        ),
+        "poisson": _case(
+            Poisson,
+            2,
+            lambda f, **options: distributions.Poisson(f.exp(), **options),
+            (torch.tensor([[0, -1]]), r"the targets hold -1, but .* takes counts, .*use likelihood='gaussian'"),
+            (torch.tensor([[0.0, 1.5]]), r"the targets hold 1.5"),
+            (torch.tensor([[0.0, torch.inf]]), r"the targets hold inf"),
+            (torch.zeros(3), r"shape \(N,\) do not match a model with 2 outputs: .* takes \(N, 2\); give one for each"),
+            (torch.zeros(3, 1), r"shape \(N, 1\) do not match"),
+        ),
+    }.items()
+]
 
 
 def smooth_images(samples, channels, size):

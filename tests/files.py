@@ -1,8 +1,9 @@
-"""Tiny MNIST and CIFAR-10 in their official layouts."""
+"""Tiny MNIST and CIFAR-10 in their official layouts, and an exported network."""
 
 import gzip
 
 import torch
+from torch import nn
 
 from autosym.papers import datasets
 
@@ -37,3 +38,14 @@ def write_cifar10(folder, sizes=(2, 3, 4, 5, 6, 2)):
         rows = [bytes([int(label), *image.flatten().tolist()]) for image, label in zip(x, y, strict=True)]
         (folder / name).write_bytes(b"".join(rows))
     return torch.cat(images[:5]), torch.cat(labels[:5]), images[5], labels[5]
+
+
+def network():
+    layers = [nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3)).eval()
+
+
+def save(model, path, sizes=None, example=None):
+    example = torch.randn(2, 1, 8, 8) if example is None else example
+    torch.export.save(torch.export.export(model, (example,), dynamic_shapes=sizes), path)
+    return path

@@ -14,11 +14,14 @@ from autosym.curvature.owners import sites
 from autosym.nn import nets
 
 OPTIMISERS = ("adam", "sgd")
+KINDS = ("categorical", "gaussian", "poisson")  # likelihoods of models with any number of outputs
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def draw(likelihood, samples, shape=(5,), outputs=3):
     x = torch.randn(samples, *shape, dtype=torch.float64)
+    if likelihood == "poisson":
+        return x, torch.randint(4, (samples, outputs))
     y = torch.randint(outputs, (samples,)) if likelihood == "categorical" else torch.randn(samples, outputs).double()
     return x, y
 
@@ -83,6 +86,10 @@ def linear(size=5, outputs=2):
 
 def small(name="f-fc+conv", classes=3):
     return nets.build(name, (2, 4, 4), classes, 2, channels=(1, 2), strides=(1, 2), hidden=2)
+
+
+def relaxed(name="f-fc+conv"):
+    return randomised(small(name))
 
 
 def images(likelihood="categorical", samples=24):

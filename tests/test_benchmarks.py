@@ -14,6 +14,7 @@ import ablation
 import approximations
 import costs
 import findings
+import learned
 import other_groups
 import pool
 import priors
@@ -24,7 +25,7 @@ import truth
 from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
-from autosym.evidence.shares import PathShare, Symmetry
+from autosym.evidence.shares import Symmetry
 from autosym.linear.groups import GROUPS
 from autosym.nn import nets
 
@@ -71,8 +72,8 @@ def test_numbers_are_given_by_the_teachers_and_noise(symmetric, strength):
 
 @pytest.mark.parametrize(("plain", "said"), [(4.9, True), (5.1, False)])
 def test_the_answer_of_one_network_is_yes_below_a_twentieth(monkeypatch, plain, said):
-    rows = (("conv", plain, True), ("gconv:c4", 100 - plain, True))
-    found = Symmetry(tuple(PathShare("0", name, s, {}, 100, value, value / 100, {}) for name, value, s in rows))
+    rows = (("conv", plain), ("gconv:c4", 100 - plain))
+    found = Symmetry(tuple(learned.path(name, "0", value / 100, effective=value) for name, value in rows))
     model = SimpleNamespace(simplification=SimpleNamespace(paths=()))
     fit = SimpleNamespace(evidence=SimpleNamespace(log_evidence=torch.tensor(-10.0)), symmetry=lambda: found, model=model)
     whole = SimpleNamespace(symmetry=lambda: SimpleNamespace(network_share=lambda group: 0.5))

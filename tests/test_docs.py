@@ -17,6 +17,7 @@ RUN = [
     "concepts.md",
     "new-group.md",
     "new-layer.md",
+    "new-likelihood.md",
     "new-evidence.md",
     "faq.md",
     "invariance.md",

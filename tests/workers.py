@@ -1,6 +1,7 @@
 """What the processes of the tests of several processes do; each job returns what JSON holds, the same in every process."""
 
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -15,6 +16,9 @@ import autosym
 from autosym.evidence import laplace
 from autosym.nn import nets
 from autosym.runtime import processes
+
+FORKED = multiprocessing.get_context("forkserver")  # each process a fork of one that has imported torch already
+FORKED.set_forkserver_preload(["autosym"])
 
 
 def problem(count=37, dtype=torch.float64):
@@ -168,9 +172,9 @@ def _work(rank, parts, folder, name, arguments):
 
 def run(name, parts, folder, *arguments, join=True):
     """The results of a job in ``parts`` processes, by rank; None of one that ended without any."""
-    context = mp.spawn(_work, (parts, str(folder), name, arguments), parts, join=False)
+    context = mp.start_processes(_work, (parts, str(folder), name, arguments), parts, join=False, start_method="forkserver")
     for process in context.processes:
-        process.join(120)
+        process.join(300)
         process.kill()
     files = [Path(folder) / f"{name}-{rank}.json" for rank in range(parts)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]

@@ -4,7 +4,7 @@ from autosym import nn as nn
 from autosym import noether as noether
 from autosym.answer.comparison import Comparison, compare
 from autosym.answer.equivariance import assert_equivariant, equivariance_error
-from autosym.bayes.likelihoods import Categorical, Gaussian
+from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from autosym.bayes.priors import Prior
 from autosym.evidence.laplace import log_evidence
 from autosym.evidence.predictive import Predictive, calibration_error
@@ -26,6 +26,7 @@ from autosym.training.schedule import Schedule
 Fit.report, Fit.plot = writing.write, drawing.plot
 
 __all__ = [
+    "Bernoulli",
     "Categorical",
     "Comparison",
     "Evidence",
@@ -33,6 +34,8 @@ __all__ = [
     "Gaussian",
     "Hardening",
     "Learner",
+    "Likelihood",
+    "Poisson",
     "Predictive",
     "Prior",
     "Relaxation",

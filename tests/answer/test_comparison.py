@@ -12,7 +12,7 @@ import oracles
 from autosym.answer.comparison import short_of_mode
 from autosym.bayes.likelihoods import Gaussian
 from autosym.bayes.priors import Prior
-from autosym.evidence import laplace, wording
+from autosym.evidence import laplace, verdicts
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
 from models import images, regression, small
@@ -230,7 +230,7 @@ def test_a_model_that_is_no_better_than_guessing_is_warned_of():
     easy = autosym.compare([small("fc"), small("f-fc")], (x, y), epochs=40)
     assert easy.best.log_evidence > -guess
     assert not any("below that of guessing" in warning for warning in easy.best.warnings)
-    little = wording.gained(easy.best.log_evidence, 60, 3) < wording.LITTLE
+    little = verdicts.gained(easy.best.log_evidence, 60, 3) < verdicts.LITTLE
     assert any("better than guessing" in warning for warning in easy.best.warnings) == little
 
 

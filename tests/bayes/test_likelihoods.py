@@ -7,7 +7,7 @@ from torch.distributions import Normal
 from torch.func import hessian, vmap
 
 import oracles
-from autosym.bayes.likelihoods import Categorical, Gaussian, of
+from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, of
 
 
 def draw(name, samples=6, outputs=4):
@@ -73,8 +73,16 @@ def test_of_names_and_instances():
     assert of(likelihood) is likelihood
     assert isinstance(of("categorical"), Categorical)
     assert isinstance(of("gaussian"), Gaussian)
-    with pytest.raises(ValueError, match="unknown likelihood 'poisson': use 'categorical' or 'gaussian'"):
-        of("poisson")
+    assert isinstance(of("bernoulli"), Bernoulli)
+    assert isinstance(of("poisson"), Poisson)
+    with pytest.raises(
+        ValueError, match=r"unknown likelihood 'cauchy': use 'categorical' or .* or 'poisson', or one of your own"
+    ):
+        of("cauchy")
+    with pytest.raises(TypeError, match=r"the likelihood is the class Gaussian: give an object, Gaussian\(\)"):
+        of(Gaussian)
+    with pytest.raises(TypeError, match="the likelihood is a Tensor: inputs and targets are one pair"):
+        of(torch.zeros(3))
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, math.nan])

@@ -10,11 +10,9 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("PIL")
 
-
-from test_exported import network, save
-
 from autosym.cli import own_images
 from commands import bars, shown
+from files import network, save
 
 
 def test_audit_of_a_program(capsys, tmp_path, npz):

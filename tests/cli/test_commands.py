@@ -1,6 +1,6 @@
 import json
-import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -26,10 +26,13 @@ def test_version(capsys):
     assert shown(capsys, "--version").out == f"autosym {autosym.__version__}\n"
 
 
-def test_python_dash_m():
-    command = [sys.executable, "-m", "autosym", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.stdout == f"autosym {autosym.__version__}\n"
+def test_python_dash_m(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["autosym", "--version"])
+    monkeypatch.delitem(sys.modules, "autosym.__main__")
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("autosym", run_name="__main__")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"autosym {autosym.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], []], ids=["--help", "nothing"])
@@ -85,6 +88,7 @@ def test_without_tyro_it_says_what_to_install(capsys, monkeypatch):
 
 def test_run_prints_one_json_object_and_writes_it(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOSYM_COMMIT", "abc123")
+    monkeypatch.setitem(RUNS, "quadrant-digits", Run(width=2, test=1600))
     out, err = shown(capsys, "run", "quadrant-digits", "--epochs", "1", "--out", tmp_path / "new", "--json")
     assert err == ""
     result = json.loads(out)
@@ -102,7 +106,7 @@ def test_run_prints_one_json_object_and_writes_it(capsys, tmp_path, monkeypatch)
         "method": "evidence",
     }
     check_symmetry(result["symmetry"])
-    assert result["config"] == {**Run().__dict__, "epochs": 1}
+    assert result["config"] == {**RUNS["quadrant-digits"].__dict__, "epochs": 1}
     assert result["config"]["seed"] == RUNS["quadrant-digits"].seed
     assert len(result["correct"]) == result["config"]["test"]
     assert result["row"]["accuracy"] == pytest.approx(100 * sum(result["correct"]) / len(result["correct"]))

@@ -11,17 +11,7 @@ from torch import nn
 import autosym
 from autosym.cli import exported
 from autosym.nn import nets
-
-
-def network():
-    layers = [nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3)).eval()
-
-
-def save(model, path, sizes=None, example=None):
-    example = torch.randn(2, 1, 8, 8) if example is None else example
-    torch.export.save(torch.export.export(model, (example,), dynamic_shapes=sizes), path)
-    return path
+from files import network, save
 
 
 def changed(path, edit):

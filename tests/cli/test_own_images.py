@@ -307,7 +307,7 @@ def test_an_interruption_names_no_checkpoint_where_there_is_none(capsys, monkeyp
     )
 
 
-@pytest.mark.parametrize("options", [("--json",), ()], ids=["json", "table"])
+@pytest.mark.parametrize("options", [pytest.param(("--json",), marks=pytest.mark.slow), ()], ids=["json", "table"])
 def test_a_pipe_that_was_closed_is_no_error(options):
     """As by `autosym table 1 | head -0`."""
     read, write = os.pipe()

@@ -4,14 +4,13 @@ from torch import nn
 from torch.func import hessian, jacrev, vmap
 
 import oracles
-from autosym.bayes.likelihoods import LIKELIHOODS
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
 from autosym.nn import nets
-from models import EXACT, curvature, draw, randomised
+from models import EXACT, KINDS, curvature, draw, randomised
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 @pytest.mark.parametrize("lift", [True, False], ids=["lifting", "mixing"])
 @pytest.mark.parametrize("name", GROUPS)
 def test_group_convolutions_equal_the_explicit_loop(name, lift, likelihood):
@@ -65,7 +64,7 @@ def test_group_convolutions_stay_near_the_exact_matrix(name):
     assert 0.85 < sum(ratios) / len(ratios) < 1.3
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_bias_of_a_group_convolution_is_exact(likelihood):
     net = randomised(nets.build("gconv:d4", (1, 4, 4), 3, 1, (1, 2), (1, 2), hidden=2))
     x, y = draw(likelihood, 5, (1, 4, 4))

@@ -9,13 +9,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
 from autosym import log_evidence
-from autosym.bayes.likelihoods import LIKELIHOODS
-from autosym.curvature import kronecker, passes
+from autosym.curvature import kronecker, passes, verification
 from autosym.curvature.verification import verify
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Dense
 from autosym.nn import nets
-from models import convnet, curvature, draw, mlp, randomised
+from models import KINDS, convnet, curvature, draw, mlp, randomised
 
 SAMPLE = 1000  # bytes
 
@@ -23,7 +22,8 @@ SAMPLE = 1000  # bytes
 @pytest.fixture
 def known(monkeypatch):
     """Every sample takes SAMPLE bytes: ``memory=known(3)`` is enough for three, and for no more."""
-    monkeypatch.setattr(kronecker, "verify", lambda *inputs: verify(*inputs) and SAMPLE)
+    for module in (kronecker, verification):
+        monkeypatch.setattr(module, "verify", lambda *inputs, **options: verify(*inputs, **options) and SAMPLE)
     return lambda samples: (samples + 0.5) * SAMPLE / 2**30
 
 
@@ -72,7 +72,7 @@ def test_a_small_budget_takes_fewer_samples_at_a_time_and_gives_the_same(case, k
     assert_equal_factors(found, whole)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_at_least_one_sample_is_taken_at_a_time(likelihood):
     model, data = convnet(), draw(likelihood, 6, (2, 6, 5))
     found, sizes = taken(model, data, likelihood, memory=1e-12)

@@ -8,12 +8,12 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from autosym.bayes.likelihoods import LIKELIHOODS
-from autosym.curvature.passes import Signs
+from autosym.curvature.passes import TARGETS, Signs, alike
 from autosym.nn import layers, nets
 from factories import LAYERS
 from models import (
     EXACT,
+    KINDS,
     assert_same,
     convnet,
     curvature,
@@ -36,7 +36,7 @@ def test_share_blocks_is_the_mean():
     assert not torch.allclose(own.factors["0.theta_2"].G[0], own.factors["0.theta_2"].G[1])
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_sampled_curvature_approaches_the_exact_one(likelihood):
     model, data = mlp(5, 4, 3), draw(likelihood, 8)
     exact = curvature(model, data, likelihood)
@@ -117,7 +117,7 @@ def test_subset_of_all_is_all():
     assert_same(curvature(model, data, subset=20, batch_size=6), curvature(model, data))
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_float32_is_close_to_float64(likelihood):
     model, (x, y) = convnet(), draw(likelihood, 10, (2, 6, 5))
     exact = curvature(model, (x, y), likelihood)
@@ -275,3 +275,19 @@ def test_tensors_datasets_loaders_and_lists_give_the_same():
 def test_float64_data_meet_a_float32_model():
     model, (x, y) = mlp(5, 4, 3).float(), draw("gaussian", 4)
     assert curvature(model, (x, y), "gaussian").factors["0.weight"].A.dtype == torch.float32
+
+
+# ---- of which data
+
+
+def test_fingerprints_are_compared_up_to_rounding_and_say_nothing_where_there_is_none():
+    sums = torch.tensor([3.0, 5.0, 0.1, 0.2, 0.3], dtype=torch.float64)
+    inputs, targets = (sums + torch.eye(5, dtype=torch.float64)[place] for place in (3, 1))
+    assert alike(sums, sums * (1 + 1e-7))
+    assert not alike(sums, sums * (1 + 1e-4))
+    assert not alike(sums, sums * (1 + 1e-7), rtol=1e-9, atol=1e-9)
+    assert not alike(sums, inputs)
+    assert alike(sums, inputs, TARGETS)
+    assert not alike(sums, targets, TARGETS)
+    assert alike(None, sums)
+    assert alike(sums, None)

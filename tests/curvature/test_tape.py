@@ -14,7 +14,7 @@ from autosym.curvature.tape import Tape
 from autosym.curvature.verification import verify
 from autosym.linear.dense import Bias, Dense
 from autosym.nn import layers
-from models import EXACT, assert_same, convnet, curvature, draw, mlp, randomised
+from models import EXACT, KINDS, assert_same, convnet, curvature, draw, mlp, randomised
 
 
 def ignore(*_):
@@ -89,7 +89,7 @@ def test_factors_of_shared_rows_are_those_of_separate_ones(case, options, monkey
     assert_same(shared, curvature(model, data, batch_size=4, **options), 1e-12, 1e-12)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_shared_rows_give_the_exact_block_of_a_bias(likelihood):
     model, (x, y) = randomised(Parallel()), draw(likelihood, 9)
     found = curvature(model, (x, y), likelihood, batch_size=4)
@@ -129,7 +129,7 @@ def pooled_factors(model, data, likelihood, expand_bias):
     return (A, G), (bias_A, bias_G)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 @pytest.mark.parametrize("expand_bias", [False, True])
 @pytest.mark.parametrize("lengths", [(1, 3, 1, 2), (3, 1, 3), (2, 2), (1, 1)], ids=str)
 def test_rows_may_be_shared_in_some_batches_only(lengths, expand_bias, likelihood):

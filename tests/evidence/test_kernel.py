@@ -12,8 +12,9 @@ import oracles
 from autosym import Prior
 from autosym.bayes import likelihoods
 from autosym.curvature.owners import sites
+from autosym.curvature.passes import alike
 from autosym.curvature.tape import Tape
-from autosym.evidence import kernel
+from autosym.evidence import kernel, laplace
 from autosym.nn import nets
 from models import convnet, draw, mlp, randomised
 
@@ -178,6 +179,13 @@ def test_data_that_are_not_finite_or_not_countable_are_refused():
     model[0].weight.data.mul_(1e300)
     with pytest.raises(ValueError, match="not finite"):
         kernel.at(model, (x, y))
+
+
+def test_it_knows_its_data_as_the_laplace_evidence_does():
+    model, (x, y) = problem("mlp", "categorical")
+    own, laplaces = kernel.at(model, (x, y), batch_size=3).fingerprint, laplace.at(model, (x, y)).fingerprint
+    assert alike(own, laplaces)
+    assert not alike(own, laplace.at(model, (x, y.flip(0))).fingerprint)
 
 
 def test_the_prior_of_a_fit_is_one_of_its_kernel_evidence():

@@ -10,16 +10,10 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 import autosym
 import oracles
 from autosym import Categorical, Gaussian, Prior, log_evidence
-from autosym.bayes.likelihoods import LIKELIHOODS
 from autosym.curvature.kronecker import kfac
 from autosym.evidence import laplace
-from autosym.nn import layers, nets
-from models import convnet, draw, mlp, randomised
-
-
-def small(name="f-fc+conv"):
-    return randomised(nets.build(name, (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
-
+from autosym.nn import layers
+from models import convnet, draw, mlp, relaxed
 
 # ---- closed forms
 
@@ -49,9 +43,9 @@ def test_bayesian_linear_regression_of_one_number_by_hand():
     assert found == pytest.approx(-0.5 * (9 / 5 + math.log(2 * math.pi * 5)), abs=1e-10)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_evidence_is_equation_9_on_dense_matrices(likelihood):
-    model, data = small(), draw(likelihood, 6, (2, 4, 4))
+    model, data = relaxed(), draw(likelihood, 6, (2, 4, 4))
     kind = Categorical() if likelihood == "categorical" else Gaussian(0.7)
     found = laplace.at(model, data, kind)
     prior = Prior(found.names, {name: 0.1 * (i + 1) for i, name in enumerate(found.names)})
@@ -80,7 +74,7 @@ def test_evidence_is_equation_9_on_dense_matrices(likelihood):
 
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 @pytest.mark.parametrize("backend", [CurvlinopsGGN, AsdlGGN])
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 @pytest.mark.parametrize("per_layer", [False, True], ids=["scalar", "per layer"])
 @pytest.mark.parametrize(
     ("make", "shape"), [(lambda: mlp(5, 4, 3), (5,)), (lambda: convnet(), (2, 6, 5))], ids=["mlp", "convnet"]
@@ -110,11 +104,11 @@ def test_log_marginal_likelihood_equals_laplace_torch(make, shape, per_layer, li
 
 def differentiable(likelihood, sigma=0.7):
     kind = Categorical() if likelihood == "categorical" else Gaussian(sigma)
-    found = laplace.at(small(), draw(likelihood, 5, (2, 4, 4)), kind)
+    found = laplace.at(relaxed(), draw(likelihood, 5, (2, 4, 4)), kind)
     return found, Prior(found.names, {name: 0.3 + 0.2 * i for i, name in enumerate(found.names)})
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_gradient_in_the_prior_agrees_with_finite_differences(likelihood):
     found, prior = differentiable(likelihood)
 
@@ -147,7 +141,7 @@ def test_one_pass_serves_every_noise():
     assert float(found(prior).log_evidence.detach()) == pytest.approx(float(other(prior).log_evidence.detach()), abs=1e-9)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_gradient_is_mackays(likelihood):
     """d log evidence / d log delta = (gamma - delta |w|^2) / 2: zero exactly at MacKay's step."""
     found, prior = differentiable(likelihood)
@@ -157,7 +151,7 @@ def test_gradient_is_mackays(likelihood):
     torch.testing.assert_close(prior.log_precision.grad, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_effective_parameters_lie_between_none_and_all(likelihood):
     found, _ = differentiable(likelihood)
     for precision, low, high in ((1e-12, 0.0, 1.0), (1.0, 0.0, 1.0), (1e12, 0.0, 1e-6)):
@@ -169,7 +163,7 @@ def test_effective_parameters_lie_between_none_and_all(likelihood):
     assert (gammas[1] > gammas[2]).all()
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_the_record_adds_up(likelihood):
     found, prior = differentiable(likelihood)
     record = found(prior)
@@ -187,7 +181,7 @@ def test_the_record_adds_up(likelihood):
 
 
 def test_squared_norms_and_sizes_are_those_of_the_paths():
-    model = small()
+    model = relaxed()
     found = laplace.at(model, draw("categorical", 4, (2, 4, 4)))
     weights = [model.get_submodule(name).weight.detach() for name in found.names]
     assert found.sizes.tolist() == [weight.numel() for weight in weights]
@@ -260,15 +254,15 @@ def test_log_evidence_takes_any_data(kind):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_log_evidence_is_the_same_for_any_batch_size_and_order(likelihood, batch_size):
-    model, (x, y) = small(), draw(likelihood, 20, (2, 4, 4))
+    model, (x, y) = relaxed(), draw(likelihood, 20, (2, 4, 4))
     order = torch.randperm(20)
     expected = log_evidence(model, (x, y), likelihood)
     assert log_evidence(model, (x[order], y[order]), likelihood, batch_size=batch_size) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_log_evidence_of_our_layers_equals_that_of_torchs(likelihood):
     theirs, (x, y) = mlp(5, 4, 3), draw(likelihood, 9)
     ours = nn.Sequential(layers.fc((5,), (4,)), nn.Tanh(), layers.fc((4,), (3,))).double()

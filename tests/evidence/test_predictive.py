@@ -10,15 +10,9 @@ from torch.testing import assert_close
 import autosym
 import oracles
 from autosym import Categorical, Gaussian, calibration_error
-from autosym.bayes.likelihoods import LIKELIHOODS
 from autosym.curvature.kronecker import kfac
 from autosym.curvature.owners import sites
-from autosym.nn import nets
-from models import convnet, draw, mlp, owned, randomised
-
-
-def eye(size):
-    return torch.eye(size, dtype=torch.float64)
+from models import convnet, draw, eye, mlp, owned, relaxed
 
 
 def at_weights(model, data, likelihood, precision=None):
@@ -26,10 +20,6 @@ def at_weights(model, data, likelihood, precision=None):
     if precision is None:
         precision = {site.name: 0.3 + 0.2 * i for i, site in enumerate(sites(model))}
     return autosym.fit(model, data, likelihood, prior_precision=precision, step="none", epochs=1, lr=1e-30)
-
-
-def relaxed(name="f-fc+conv"):
-    return randomised(nets.build(name, (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
 
 
 # ---- closed forms
@@ -52,7 +42,7 @@ def test_gaussian_predictive_is_bayesian_linear_regression(precision, sigma, out
     assert found.probabilities is None
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -214,7 +204,7 @@ def test_batch_dependence_is_refused():
         fit.predictive(data[0])
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 def test_a_fit_predicts_at_its_end(likelihood):
     """With the precisions, the noise and the exact curvature of the end of the run."""
     model, (x, y) = mlp(5, 4, 3), draw(likelihood, 20)

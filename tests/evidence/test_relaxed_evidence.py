@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_relaxing import RELAXED, labels
 from torch import nn
 from torch.testing import assert_close
 
 import autosym
 import oracles
-from architectures import ARCHITECTURES, built
+from architectures import ARCHITECTURES, RELAXED, built, labels
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.evidence import laplace

@@ -1,3 +1,4 @@
+import json
 import math
 from types import SimpleNamespace
 
@@ -6,24 +7,24 @@ import torch
 from torch import nn
 
 import autosym
+import learned
 from autosym import Prior
 from autosym.evidence import laplace
-from autosym.evidence.shares import PathShare, Symmetry, symmetry
+from autosym.evidence.shares import WHOLE, Symmetry, from_dicts, symmetry
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Dense
+from autosym.linear.groups import GROUPS
+from autosym.linear.path import NOTHING, Kept
+from autosym.linear.sparse import Sparse
 from autosym.nn import layers, nets
 from autosym.nn.layers import Relaxed
-from models import draw, mlp, randomised
+from models import draw, mlp, randomised, relaxed
 
 
 def taken(model, shape=(2, 4, 4), samples=6):
     """The evidence of a model on random data, with another precision for every path."""
     found = laplace.at(model, draw("categorical", samples, shape))
     return found, Prior(found.names, {name: 0.1 * (i + 1) for i, name in enumerate(found.names)})
-
-
-def relaxed(name="f-fc+conv"):
-    return randomised(nets.build(name, (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
 
 
 def without(found, *gone):
@@ -159,14 +160,14 @@ def test_a_larger_group_keeps_a_smaller_one():
 
 
 def test_a_group_is_judged_only_where_every_layer_has_a_path_for_it():
-    def row(layer, path, effective, precision=("linear",), symmetric=True):
-        return PathShare(layer, path, symmetric, dict.fromkeys(precision, 1.0), 10, effective, 1.0, {})
-
-    stem, body, head = row("0", "conv", 1.0), row("1", "gconv:c4", 2.0), row("2", "pool", 1.0)
+    stem, body, head = (
+        learned.path(name, str(i), effective=gamma)
+        for i, (name, gamma) in enumerate({"conv": 1.0, "gconv:c4": 2.0, "pool": 1.0}.items())
+    )
     assert Symmetry((stem, body)).broken() == {"free": 0.0}
     assert Symmetry((stem, body)).network_share("c4") == pytest.approx(1 / 3)
     assert Symmetry((body, head)).broken() == {"free": 0.0, "c4": 0.0}
-    assert Symmetry((body, row("2", "s-fc", 6.0, ("u", "omega"), symmetric=False))).broken() == {}
+    assert Symmetry((body, learned.path("s-fc", "2", symmetric=False, learned_omega=True))).broken() == {}
 
 
 @pytest.mark.parametrize(("name", "share"), [("conv", 0.0), ("fc", 1.0), ("f-fc", 1.0)])
@@ -209,6 +210,57 @@ def test_the_table_as_dicts_holds_plain_numbers():
         assert set(row) >= fields
         assert (row["layer"], row["share"], row["parameters"]) == (path.layer, path.share, path.parameters)
         assert (type(row["share"]), type(row["parameters"])) == (float, int)
+
+
+@pytest.mark.parametrize("name", ["f-fc+conv", "f-fc+conv+gconv:c4", "s-fc+s-conv"])
+def test_the_table_is_read_from_its_json(name):
+    model = relaxed(name)
+    model.blocks[0].requires_grad_(False)  # shares that are not numbers
+    table = symmetry(model, *reversed(taken(model)))
+    again = from_dicts(json.loads(json.dumps(table.as_dicts())))
+    assert str(again) == str(table.paths), "as text, where what is not a number is the same"
+
+
+def test_paths_carry_what_they_keep():
+    model = relaxed("f-fc+conv+gconv:c4")
+    kept = {p.path: p.keeps for p in symmetry(model, *reversed(taken(model)))}
+    assert kept == {"f-fc": NOTHING, "conv": Kept(equivariant=True), "gconv:c4": Kept(equivariant=True, groups=("c4",))}
+
+
+def test_names_of_paths_decide_nothing():
+    shape, lifted = (1, 4, 4), (4, 4, 4)
+    symmetric = {"a": layers.conv(shape, lifted), "b": layers.gconv(shape, lifted, GROUPS["c4"], lift=True)}
+    layer = Relaxed(symmetric, {"conv": layers.fc(shape, lifted)})
+    model = randomised(nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 3)))
+    table = symmetry(model, *reversed(taken(model, shape)))
+    shares = {p.path: p.share for p in table}
+    assert table.broken_share("c4")["0"] == pytest.approx(shares["a"] + shares["conv"])
+    assert table.broken().keys() == {"free", "c4"}
+    assert {p.path for p in table.optional()} == {"a", "conv"}
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_whether_lengthscales_are_learned_is_known(learn):
+    prior = "omega" if learn else "u"
+    model = nets.build("s-fc+s-conv", (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2, prior=prior).double()
+    table = symmetry(model, *reversed(taken(model)))
+    assert {p.learned_omega for p in table} == {learn}
+    assert all(any(part.endswith("omega") for part in p.precision) is learn for p in table)
+    assert [set(p.omega) for p in table] == [{"linear"} if p.symmetric else {"u_1", "u_2"} for p in table]
+    assert bool(table.broken()) is not learn
+    frozen = [m.basis.omega.requires_grad_(False) for m in model.modules() if isinstance(m, Sparse)]
+    assert frozen
+    assert not any(p.learned_omega for p in symmetry(model, *reversed(taken(model))))
+
+
+@pytest.mark.parametrize(("share", "worth"), [(WHOLE, True), (math.nextafter(WHOLE, 0), False)])
+def test_the_table_names_simplify_from_a_twentieth_of_the_network_on(share, worth):
+    conv = learned.path("conv", share=1 - share, effective=1 - share)
+    paths = conv, learned.path("f-fc", share=share, effective=share, symmetric=False)
+    table = Symmetry(paths)
+    assert table.network_share() == share
+    assert ("autosym.simplify" in str(table)) == worth
+    assert "autosym.simplify" not in str(Symmetry(paths, simplified=True))
 
 
 def test_a_model_without_relaxed_layers_has_an_empty_table():

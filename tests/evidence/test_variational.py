@@ -13,7 +13,7 @@ from autosym.evidence import exact, variational
 from autosym.evidence.variational import MatrixNormal, Posterior
 from autosym.linear.dense import Dense
 from autosym.nn import layers, nets
-from models import mlp, randomised
+from models import mlp, randomised, regression
 from oracles import regression_log_evidence
 
 
@@ -90,13 +90,8 @@ def bound(posterior, x, y, variance):
     return posterior.evidence(Gaussian(math.sqrt(variance)).log_likelihood(square, y.numel()), len(x))
 
 
-def problem(count=15, size=4, outputs=3, variance=0.3):
-    x = torch.randn(count, size, dtype=torch.float64)
-    return x, x @ torch.randn(size, outputs).double() + math.sqrt(variance) * torch.randn(count, outputs)
-
-
 def test_the_bound_is_tight_for_the_right_posterior_and_below_for_any_other():
-    (x, y), model = problem(), linear()
+    (x, y), model = regression(15, 4, 3, math.sqrt(0.3)), linear()
     posterior = Posterior(model, precision=2.0).double()
     truth = regression_log_evidence(x, y, 2.0, math.sqrt(0.3))
     exact_posterior(posterior, x, y, 2.0, 0.3)
@@ -114,7 +109,7 @@ def test_the_bound_is_tight_for_the_right_posterior_and_below_for_any_other():
 
 
 def test_learning_by_gradient_reaches_the_exact_evidence_and_moves_every_group():
-    (x, y), model = problem(), linear()
+    (x, y), model = regression(15, 4, 3, math.sqrt(0.3)), linear()
     posterior = Posterior(model, std=0.1, precision=2.0).double()
     before = {name: p.detach().clone() for name, p in posterior.named_parameters()}
     optimiser = torch.optim.Adam(posterior.parameters(), 0.05)

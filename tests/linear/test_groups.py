@@ -274,20 +274,8 @@ def test_only_groups_that_nest_share_lifted_maps():
             nets.build(name, (1, 8, 8), 3, 1, (1, 1), (2, 2))
 
 
-@pytest.mark.parametrize(
-    ("path", "group", "kept"),
-    [
-        ("gconv:c4", "c4", True),
-        ("gconv:d4", "c4", True),
-        ("gconv:c4", "d4", False),
-        ("gconv:c2", "c4", False),
-        ("conv", "c4", False),
-        ("s-conv", "c4", False),
-        ("pool", "c4", True),
-        ("c4", "d4", True),
-        ("gconv:own", "own", True),
-        ("gconv:own", "c4", False),
-    ],
-)
-def test_what_a_path_is_equivariant_to(path, group, kept):
-    assert groups.keeps(path, group) == kept
+def test_a_group_is_named_before_those_within_it():
+    assert groups.nested(GROUPS["d4"]) == ("d4", "c4")
+    assert groups.nested(GROUPS["c4"]) == ("c4",)
+    assert groups.nested(generated("own", rotation(90))) == ("own", "c4")
+    assert groups.nested(generated("own", rotation(120))) == ("own",)

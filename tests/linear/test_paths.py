@@ -3,11 +3,11 @@ import torch
 from torch import nn
 
 from autosym.linear.conv import Conv
-from autosym.linear.dense import Bias, Dense
+from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
-from autosym.linear.path import Path
+from autosym.linear.path import NOTHING, Kept, Path
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from factories import PATHS, smooth_images
 
@@ -50,7 +50,8 @@ def test_path_law_gradcheck(name, constructor, shape):
     def call(x, weight):
         return torch.func.functional_call(path, {"weight": weight}, (x,))
 
-    assert torch.autograd.gradcheck(call, (x.requires_grad_(), path.weight.detach().requires_grad_()))
+    # A random projection of the Jacobian, which a wrong entry changes almost surely, in place of every column.
+    assert torch.autograd.gradcheck(call, (x.requires_grad_(), path.weight.detach().requires_grad_()), fast_mode=True)
 
 
 @pytest.mark.parametrize(("name", "constructor", "shape"), PATHS)
@@ -130,6 +131,44 @@ def test_equivariant_negative_control(constructor, shift):
     assert shift_error(constructor().double(), shift) > 0.01
 
 
+@pytest.mark.parametrize(("name", "constructor", "shape"), [case for case in PATHS if len(case.values[2]) == 3])
+def test_a_path_keeps_what_it_says_of_translations(name, constructor, shape):
+    """And does not keep what it does not say. Equivariance is between maps of one size, up to borders and strides."""
+    path, x = make(constructor, shape)
+    y, moved = path(x), path(x.roll((1, 1), (-2, -1)))
+    assert torch.allclose(moved, y) == path.keeps.invariant
+    if y.shape[2:] == x.shape[2:]:
+        limited = isinstance(path, Conv) and not path.is_equivariant
+        assert torch.allclose(moved, y.roll((1, 1), (-2, -1))) == (path.keeps.equivariant and not limited)
+
+
+def test_a_mean_over_positions_keeps_what_moves_them():
+    path, x = make(lambda: Pool(3, 16, 5), (3, 4, 4))
+    assert path.keeps == Kept(invariant=True, every=True)
+    for moved in (x.roll(1, -1), x.flip(-1), x.rot90(1, (-2, -1))):
+        torch.testing.assert_close(path(moved.flatten(1)), path(x.flatten(1)), rtol=0, atol=1e-12)
+
+
+def test_a_path_of_ones_own_keeps_what_it_declares():
+    class Own(Path):
+        keeps = Kept(equivariant=True)
+
+    assert Own(1, 2, 3, 0.1).keeps == Kept(equivariant=True)
+    assert Path(1, 2, 3, 0.1).keeps == NOTHING
+
+
+def test_what_two_maps_keep():
+    c4, d4, shifts = Kept(True, groups=("c4",)), Kept(True, groups=("d4", "c4")), Kept(True)
+    pool, constant = Kept(invariant=True, every=True), Kept(True, True, every=True)
+    assert c4 & d4 == d4 & c4 == c4
+    assert c4 & shifts == shifts & c4 == shifts
+    assert constant & d4 == d4 & constant == d4
+    assert constant & pool == pool
+    assert shifts & pool == NOTHING
+    assert [kept.group for kept in (d4, c4, shifts, pool)] == ["d4", "c4", "", ""]
+    assert [name in kept for name in ("c4", "d4") for kept in (d4, c4, shifts, pool)] == [1, 1, 0, 1, 1, 0, 0, 1]
+
+
 # ---- groups
 
 EXACT = [name for name, group in GROUPS.items() if group.exact]
@@ -168,6 +207,18 @@ def test_equivariant_group_convolutions_to_shifts(name):
     path, x = GroupConv(group, 2, 3).double(), torch.randn(2, 2 * len(group), 6, 6, dtype=torch.float64)
     for shift in SHIFTS:
         torch.testing.assert_close(path(x.roll(shift, (-2, -1))), path(x).roll(shift, (-2, -1)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_group_convolutions_keep_the_groups_that_they_say(name):
+    """Their own, and those within it, which move lifted maps as their own do; no others that are as small, or smaller."""
+    group = GROUPS[name]
+    path, x = GroupConv(group, 2, 3).double(), torch.randn(2, 2 * len(group), 6, 6, dtype=torch.float64)
+    kept = path.keeps
+    assert (kept.equivariant, kept.invariant, kept.every, kept.group) == (True, False, False, name)
+    for other in EXACT:
+        if len(group) % len(GROUPS[other]) == 0:
+            assert (group_error(path, GROUPS[other], x, True, True) < 1e-10) == (other in kept)
 
 
 @PRECISIONS

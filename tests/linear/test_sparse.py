@@ -16,7 +16,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.sparse import SMOOTH, Basis, SparseConv, SparseIn, grid, spread
 from autosym.nn import layers, nets
-from models import curvature, draw, randomised
+from models import KINDS, curvature, draw, randomised
 
 DENSE = {
     "conv": lambda u: (Conv(2, 3), u),
@@ -124,7 +124,7 @@ def test_tangents_are_finite_differences(omega, name, make, positions, shape, sc
     assert torch.autograd.gradcheck(lambda t: torch.func.functional_call(path, {f"basis.{scalar}": t}, (x,)), given)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_block_of_moving_anchors_is_exact_at_one_sample(likelihood):
     conv = SparseConv(1, 2, 3, 4, learn_omega=True, learn_z=True)
     model = randomised(nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(2 * 12, 3)))
@@ -136,7 +136,7 @@ def test_block_of_moving_anchors_is_exact_at_one_sample(likelihood):
         torch.testing.assert_close(oracles.kron_blocks(found, name)[0], exact, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 @pytest.mark.parametrize("name", ["s-fc", "s-conv", "s-fc+s-conv+conv"])
 def test_block_of_omega_is_the_exact_one(name, likelihood):
     """With several samples, and shared positions: the block of one number is exact."""
@@ -153,7 +153,7 @@ def test_block_of_omega_is_the_exact_one(name, likelihood):
         torch.testing.assert_close(oracles.kron_blocks(found, omega)[0], exact, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@pytest.mark.parametrize("likelihood", KINDS)
 def test_one_sample_is_exact_for_the_factors_of_s_fc(likelihood):
     net = randomised(nets.build("s-fc", (2, 4, 4), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2))
     x, y = draw(likelihood, 1, (2, 4, 4))

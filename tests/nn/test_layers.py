@@ -2,7 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Bias, Pool
 from autosym.linear.groups import GROUPS
+from autosym.linear.path import NOTHING, Kept
 from autosym.nn import layers
 from autosym.nn.layers import Relaxed, polyphase
 from factories import LAYERS
@@ -74,6 +77,29 @@ def test_relaxed_free_path_does_not_sway_the_choice():
     before = layer(x) * 2 - layer["fc"](x)
     layer["fc"].linear.weight.data *= 1000
     torch.testing.assert_close(layer(x) * 2 - layer["fc"](x), before, rtol=1e-9, atol=1e-9)
+
+
+UNNAMED = Kept(every=True)  # a symmetry, but of what is not said
+
+
+@pytest.mark.parametrize(
+    ("branch", "expected"),
+    [
+        (layers.conv(IN, OUT), Kept(equivariant=True)),
+        (layers.s_conv(IN, OUT, 4), Kept(equivariant=True)),
+        (layers.gconv((1, 6, 6), (8, 6, 6), GROUPS["d4"], lift=True), Kept(equivariant=True, groups=("d4", "c4"))),
+        (layers.Affine(Pool(2, 48, 3), Bias((3,))), Kept(invariant=True, every=True)),
+        (nn.Conv2d(2, 3, 3), Kept(equivariant=True)),
+        (nn.Sequential(nn.Conv1d(2, 3, 3), nn.Linear(4, 4)), UNNAMED),
+        (layers.Affine(Conv(2, 3), Bias(OUT)), UNNAMED),
+        (layers.fc(IN, OUT), UNNAMED),
+        (nn.Identity(), UNNAMED),
+    ],
+    ids=["conv", "s-conv", "gconv", "pool", "torch's", "torch's and dense", "bias of positions", "fc", "no path"],
+)
+def test_a_symmetric_path_keeps_what_all_its_parts_do_and_a_free_one_nothing(branch, expected):
+    assert Relaxed({"any": branch}, {}).keeps("any") == expected
+    assert Relaxed({}, {"any": branch}).keeps("any") == NOTHING
 
 
 def test_relaxed_refuses_no_path_or_one_name_twice():

@@ -135,7 +135,7 @@ def test_draws_are_uniform_each():
 def test_no_width_gives_back_the_model_exactly_and_bypasses_the_resampler(monkeypatch):
     net = mlp(36, 5, 3)
     model = symmetrise(nn.Sequential(nn.Flatten(), net), {"rotation": 0.0, "scale": 0.0})
-    monkeypatch.setattr("autosym.nn.symmetrised._warped", lambda *_: pytest.fail("the resampler was used"))
+    monkeypatch.setattr("autosym.nn.symmetrised.warped", lambda *_: pytest.fail("the resampler was used"))
     x = images(4)
     assert torch.equal(model(x), net(x.flatten(1)))
     assert model.copies == 1

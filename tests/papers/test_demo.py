@@ -135,6 +135,7 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_ends_with_its_networks(tmp_path):
     """At once, and not after all that wait: the processes it started are gone, too."""
     command = [sys.executable, "-m", "autosym", "demo", "--out", str(tmp_path), "--jobs", "2"]

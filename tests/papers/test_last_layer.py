@@ -15,12 +15,7 @@ from autosym.evidence import exact
 from autosym.nn.symmetrised import ranges, symmetrise
 from autosym.papers import last_layer
 from autosym.papers.last_layer import LastLayer, RandomFeatures, ReluFeatures
-
-
-def problem(samples=15, features=4, outputs=2):
-    torch.manual_seed(0)
-    phi = torch.randn(samples, features, dtype=torch.float64)
-    return phi, phi @ torch.randn(features, outputs).double() + 0.3 * torch.randn(samples, outputs).double()
+from models import regression
 
 
 def head_at(mean, root, precision):
@@ -41,7 +36,7 @@ def right(phi, y, precision, variance):
 
 
 def test_the_bound_is_exact_evidence_at_the_right_posterior():
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     head = right(phi, y, 1.7, 0.09)
     record = last_layer.at(nn.Identity(), head, (phi, y), Gaussian(0.3))
     expected = exact.at(phi, y, 1.7, 0.09).log_evidence
@@ -52,7 +47,7 @@ def test_the_bound_is_exact_evidence_at_the_right_posterior():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_bound_is_never_above_exact_evidence(seed):
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     torch.manual_seed(seed)
     for head in (right(phi, y, 1.7, 0.09), LastLayer(4, 2, 1.7).double()):
         head.log_precision.data.fill_(math.log(1.7))
@@ -220,7 +215,7 @@ def test_adam_is_that_of_torch():
 
 def test_natural_steps_come_to_the_exact_posterior():
     """Of a linear model with Gaussian noise: one full step of H, and of means, is all it takes."""
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
     natural = last_layer.Natural(head, likelihood, len(phi))
     natural.memory.fill_(1)
@@ -236,10 +231,21 @@ def test_natural_steps_come_to_the_exact_posterior():
     assert float(bound) == pytest.approx(float(exact.at(phi, y, 1.7, 0.09).log_evidence), rel=1e-8)
 
 
+def test_the_curvature_of_the_data_follows_the_noise():
+    """H is in units of it: the noise that doubles its variance, by TRUST a time, shrinks H with it."""
+    head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
+    natural = last_layer.Natural(head, likelihood, 10)
+    natural.memory.fill_(1)
+    natural.gather(torch.ones(2, 4, 4).double(), torch.tensor(2 * 0.09 * 20))
+    natural.refresh()
+    assert float(likelihood.log_variance.detach()) == pytest.approx(math.log(0.09) + last_layer.TRUST)
+    assert_close(natural.data, torch.full((2, 4, 4), math.exp(-last_layer.TRUST)).double())
+
+
 @pytest.mark.parametrize("bounded", [True, False])
 def test_a_step_by_an_old_curvature_goes_no_further_than_the_present_one_allows(bounded):
     """H knows nothing yet of where features vary: its whole step would end below the start."""
-    phi, y = problem()
+    phi, y = regression(15, 4, 2, 0.3)
     head, likelihood = LastLayer(4, 2, 1e-3).double(), Gaussian(0.3)
     natural = last_layer.Natural(head, likelihood, len(phi))
     natural.rate.fill_(1)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from autosym.cli import commands
+from autosym.cli import commands, own_trajectories
+from autosym.noether import Search
 from autosym.noether.dynamics import euler, symmetrised, velocity
 from autosym.noether.hamiltonian import network, slope
 from autosym.noether.systems import oscillators
@@ -28,7 +29,15 @@ SMALL = {
     "batch": 2,
     "warmup": 1,
     "starts": 1,
+    "dt": 0.1,
 }
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Errors are measured on two of the hundred trajectories that are held out."""
+    data, held_out = noether.data, ("test", "moved", "wider")
+    monkeypatch.setattr(noether, "data", lambda *run: {key: t[:2] if key in held_out else t for key, t in data(*run).items()})
 
 
 def small(name, **changes):
@@ -221,10 +230,11 @@ def test_the_integrator_is_chosen_on_the_command_line(tmp_path, capsys):
     assert "has no substeps to choose" in capsys.readouterr().err
 
 
-def test_noether_of_a_file(tmp_path, capsys):
+def test_noether_of_a_file(tmp_path, capsys, monkeypatch):
     system = oscillators(1)
     x = system.trajectories(system.starts(8, torch.Generator().manual_seed(0)), 0.1, 12).numpy()
     np.savez(tmp_path / "data.npz", trajectories=x, t=0.1 * np.arange(13))
+    monkeypatch.setattr(own_trajectories, "Search", partial(Search, starts=1, steps=20, features=16))
     assert (
         commands.main(
             ["noether", str(tmp_path / "data.npz"), "--points", "10", "--json", "--plot", str(tmp_path / "a" / "plot.png")]
@@ -234,14 +244,6 @@ def test_noether_of_a_file(tmp_path, capsys):
     held = json.loads(capsys.readouterr().out)
     assert {"parallelness", "singular_values", "generators"} <= held.keys()
     assert (tmp_path / "a" / "plot.png").exists()
-
-
-def test_the_demo_prints_the_quantity_in_symbols(capsys):
-    assert commands.main(["noether", "--demo", "oscillator"]) == 0
-    shown = capsys.readouterr().out
-    assert "You have 1 symmetry" in shown
-    assert "q1^2" in shown
-    assert "parallelness" in shown
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_images import RUNS, TABLES, recomputed
 
 from autosym.papers import images, table1, table2, table3
 from autosym.papers.images import Run
 from autosym.training.schedule import Schedule
+from tables import RUNS, TABLES, recomputed
 
 # ---- the paper's numbers, as they are printed
 

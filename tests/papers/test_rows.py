@@ -7,8 +7,7 @@ import pytest
 
 from autosym.papers import images, measuring, table1, table2, table3
 from autosym.papers.images import Run
-
-TABLES = {"table1": table1, "table2": table2, "table3": table3}
+from tables import TABLES
 
 
 def stored(results, run, accuracy, first=(0.2, 0.8), **row):

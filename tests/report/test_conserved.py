@@ -77,9 +77,11 @@ def test_nothing_found_is_a_page_too():
     assert "There is no quantity to follow." in page
 
 
-def test_the_command_writes_result_and_report(tmp_path, capsys):
+def test_the_demo_prints_the_quantity_in_symbols_and_writes_result_and_report(tmp_path, capsys):
     assert commands.main(["noether", "--demo", "oscillator", "--points", "10", "--out", str(tmp_path)]) == 0
-    assert "report.html" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    for words in ("You have 1 symmetry", "q1^2", "parallelness", "report.html"):
+        assert words in shown
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["title"] == "oscillator"
     assert "--points 10" in result["command"]

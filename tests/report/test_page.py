@@ -4,19 +4,21 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from test_findings import Page
-from test_wording import network, path
 
 import autosym
 from autosym.answer.equivariance import equivariance_error
+from autosym.evidence.shares import Symmetry
 from autosym.nn import nets
 from autosym.report import charts, drawing, findings, page
+from learned import network, path
 from models import draw, images, mlp, small
+from pages import Page
 
 pytest.importorskip("jinja2")
 
@@ -88,8 +90,9 @@ def test_names_are_escaped(fitted):
 
 
 def test_what_is_not_known_is_a_dash():
+    nowhere = replace(path("fc", share=None, symmetric=False), precision={"linear": math.nan})
     said = {
-        "symmetry": [path(share=None), path("fc", share=None, symmetric=False, precision={"linear": math.nan})],
+        "symmetry": Symmetry((path(share=None), nowhere)).as_dicts(),
         "evidence": {"log_evidence": math.nan, "log_likelihood": math.inf, "occam": None, "bound_of": None},
         "samples": 5,
         "history": [
@@ -124,7 +127,7 @@ def test_shares_for_people():
 def test_the_page_of_a_long_run_of_a_deep_network_stays_small():
     """Eight layers with every kind of picture, a thousand epochs."""
     net = nets.build("f-fc+conv", (3, 32, 32), 10)
-    symmetry = network(*(0.1,) * 8)
+    symmetry = Symmetry(tuple(network(*(0.1,) * 8))).as_dicts()
     names = [f"l{i}.{p}" for i in range(8) for p in ("conv.linear", "conv.bias", "f-fc.theta_1", "f-fc.theta_2", "f-fc.b_1")]
     numbers = {name: 0.123456789012345 * 10.0**i for i, name in enumerate(names)}
     lines = [
@@ -140,7 +143,7 @@ def test_the_page_of_a_long_run_of_a_deep_network_stays_small():
 
 
 def test_the_page_of_a_network_of_sixty_layers_stays_small():
-    symmetry = network(*(0.1,) * 60)
+    symmetry = Symmetry(tuple(network(*(0.1,) * 60))).as_dicts()
     names = [f"l{i}.{p}" for i in range(60) for p in ("conv.linear", "conv.bias", "f-fc.theta_1", "f-fc.theta_2", "f-fc.b_1")]
     lines = [
         {"epoch": e, "loss": 0.123456789, "log_evidence": -e / 7, "log_likelihood": -e / 2, "occam": -e / 2, "seconds": 1.0,

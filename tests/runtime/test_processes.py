@@ -76,7 +76,10 @@ def test_an_error_in_one_process_of_an_evidence_pass_is_one_in_all(tmp_path):
 def test_an_extra_batch_in_one_process_ends_a_fit_at_the_end_of_the_epoch(tmp_path):
     """Without a word the steps of one epoch would go with those of the next, or the processes wait for each other for ever."""
     first, last = (result["error"] for result in workers.run("extra_batch", 2, tmp_path))
-    assert "process 0 is at the end of its epoch, where 1 more have a batch left: give all processes as many batches" in first
+    assert (
+        "process 0 has finished its epoch, but 1 others have a batch left: give all processes the same number of batches"
+        in first
+    )
     assert last.startswith("Lost: another process of this run has ended")
 
 
@@ -139,7 +142,7 @@ def timeless(found):
 def test_accelerate(tmp_path):
     """Which wraps the model, and divides the loader so that samples repeat."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    script = [Path(__file__).with_name("accelerated.py"), tmp_path / "found.json"]
+    script = [Path(workers.__file__).with_name("accelerated.py"), tmp_path / "found.json"]
     done = subprocess.run([*TORCHRUN, *script], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import autosym
-from architectures import ARCHITECTURES, built
+from architectures import ARCHITECTURES, built, labels, net, relaxed, shaken
 from autosym.curvature.owners import sites
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense
@@ -28,32 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning
 SMALL_MODULES = (Polyphase, TwoFactors, Offset, Sum)
 
 
-def labels(count=8):
-    return torch.arange(count) % 3
-
-
 def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def shaken(model):
-    """Trainable weights that are all of a size, so that every path takes part."""
-    torch.manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-def relaxed(name, paths="f-fc", dtype=torch.float64):
-    model, x = built(name, dtype)
-    return shaken(autosym.relax(model, x, paths)), x
-
-
-def net(name, dtype=torch.float64):
-    torch.manual_seed(0)
-    model = nets.build(name, (2, 8, 8), 3, 2, channels=(1, 2, 2), strides=(1, 2, 2), hidden=4)
-    return shaken(model.to(dtype)), torch.randn(8, 2, 8, 8, dtype=dtype)
 
 
 def assert_plain(model, own):

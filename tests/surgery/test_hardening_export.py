@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from test_hardening import labels, net, relaxed
 from torch.testing import assert_close
 
 import autosym
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, labels, net, relaxed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 

@@ -8,25 +8,13 @@ from torch import nn
 from torch.testing import assert_close
 
 import autosym
-from architectures import ARCHITECTURES, Functional, built
+from architectures import ARCHITECTURES, RELAXED, Functional, built, labels
 from autosym.nn.layers import Relaxed
 from autosym.surgery.relaxing import FREE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 
-# By architecture, what is relaxed; everything else with parameters must be kept or frozen.
-RELAXED = {
-    "lenet": ("conv1", "conv2", "fc1"),
-    "vgg": ("features.0", "features.3", "features.5", "classifier.0"),
-    "resnet": ("stem.0", "layer1.conv1", "layer1.conv2", "layer2.conv1", "layer2.conv2", "layer2.downsample.0"),
-    "u-net encoder": ("down1.0", "down2.0", "merge", "head"),
-    "conv1d": ("encoder.0", "encoder.3", "out"),
-    "grouped": ("depthwise", "pointwise", "grouped"),
-    "mixer": ("patches",),
-    "functional": ("conv", "layers.1", "out"),
-    "sequential": ("0", "2"),
-    "forms": ("0", "2", "4", "7"),
-}
+# By architecture, what is frozen; everything else with parameters is relaxed or kept.
 FROZEN = {
     "resnet": ("stem.1", "layer1.bn1", "layer1.bn2", "layer2.bn1", "layer2.bn2", "layer2.downsample.1"),
     "u-net encoder": ("down1.1", "down2.1", "up"),
@@ -34,10 +22,6 @@ FROZEN = {
     "mixer": ("norm1", "norm2"),
     "functional": ("",),
 }
-
-
-def labels(count=8):
-    return torch.arange(count) % 3
 
 
 def parameters(model):

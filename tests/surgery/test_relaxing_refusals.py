@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_relaxing import labels
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import autosym
-from architectures import LeNet, Reused, built
+from architectures import LeNet, Reused, built, labels
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 

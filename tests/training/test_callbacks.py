@@ -1,5 +1,6 @@
 """Lines of a history as scalars of TensorBoard."""
 
+import json
 import sys
 
 import pytest
@@ -69,3 +70,21 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
         autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=1, tensorboard=tmp_path)
+
+
+def test_callbacks_are_told_every_line_after_those_by_name(tmp_path):
+    model, told = mlp(5, 3), []
+    data = draw("categorical", 24)
+    options = {"history": tmp_path / "h.jsonl", "log": lambda line: told.append(("log", line["epoch"]))}
+    first, second = (lambda line, name=name: told.append((name, line["epoch"])) for name in ("first", "second"))
+    fit = autosym.fit(model, data, epochs=2, burn_in=0, callbacks=[first, second], **options)
+    assert told == [(name, epoch) for epoch in (1, 2) for name in ("log", "first", "second")]
+    assert [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()] == fit.history
+
+
+def test_a_callback_that_raises_ends_the_run():
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        autosym.fit(mlp(5, 3), draw("categorical", 24), epochs=2, callbacks=[stop])

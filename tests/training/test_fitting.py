@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -281,13 +282,13 @@ def test_the_rate_is_larger_in_a_short_run():
         assert plain.for_steps(10).lr == 0.05
 
 
-LR_OF_4800 = 0.05 * (8000 / 4800) ** 0.5
+LR_OF_2400 = 0.05 * (8000 / 2400) ** 0.5
 
 
-@pytest.mark.parametrize(("batch_size", "of_loader", "lr"), [(1, None, LR_OF_4800), (1, 12, 0.1), (24, 1, LR_OF_4800)])
+@pytest.mark.parametrize(("batch_size", "of_loader", "lr"), [(1, None, LR_OF_2400), (1, 12, 0.1), (12, 1, LR_OF_2400)])
 def test_a_fit_takes_the_rate_of_its_number_of_steps(batch_size, of_loader, lr):
-    """Of 24 samples and 200 epochs, in batches of fit or of the loader."""
-    data = draw("categorical", 24)
+    """Of 12 samples and 200 epochs, in batches of fit or of the loader."""
+    data = draw("categorical", 12)
     if of_loader:
         data = DataLoader(TensorDataset(*data), of_loader)
     fit = autosym.fit(mlp(5, 4, 3), data, epochs=200, batch_size=batch_size, step="none")
@@ -346,3 +347,25 @@ def test_a_fit_is_shown_in_a_line():
     fit = autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=2)
     value = float(fit.evidence.log_evidence)
     assert repr(fit) == f"<Fit of Sequential: log evidence {value:.2f} of 12 samples (categorical), 2 epochs>"
+
+
+def test_a_fit_finds_out_only_once_what_is_known_of_its_model(monkeypatch):
+    """Who owns which parameter, and that gradients are what paths say: before the first step, not in every evidence step."""
+    from autosym.curvature import kronecker, verification
+    from autosym.evidence import laplace
+
+    counts = Counter()
+
+    def counted(name, real):
+        def call(*arguments, **options):
+            counts[name] += 1
+            return real(*arguments, **options)
+
+        return call
+
+    for module in (kronecker, verification, laplace):
+        for name in ("sites", "verify"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    autosym.fit(mlp(5, 4, 3), draw("categorical", 30), epochs=3, burn_in=0, every=1)
+    assert counts == {"sites": 1, "verify": 1}

@@ -86,7 +86,7 @@ def test_targets_in_place_of_the_likelihood_say_how_to_call():
 
 
 def test_an_unknown_likelihood():
-    refused("unknown likelihood 'poisson': use 'categorical' or 'gaussian'", mlp(5, 4, 3), draw("categorical", 6), "poisson")
+    refused("unknown likelihood 'cauchy': use 'categorical' or 'gaussian' or", mlp(5, 4, 3), draw("categorical", 6), "cauchy")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ import autosym
 from autosym.nn import symmetrised
 from autosym.nn.symmetrised import symmetrise
 from autosym.report import findings
+from autosym.runtime import workers
 
 
 def problem(samples=40):
@@ -154,6 +156,7 @@ def test_variants_hold_the_same_digits_turned_by_more_or_less():
     assert float(near.double().mean()) > 0.5
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
     for package in ("tyro", "rich", "sklearn"):
         pytest.importorskip(package)
@@ -168,6 +171,8 @@ def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
     assert [row["variant"] for row in rows] == ["full", "half", "none"]
     assert all(0 < row["degrees"] <= 180.1 and math.isfinite(row["evidence"]) for row in rows)
     assert (tmp_path / "full" / "history.jsonl").exists()
+    # By threads, whose words can be read here; all that was asked of processes is that they work.
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
     assert commands.main(["run", "rotated-digits", "--out", str(tmp_path)]) == 0
     out, err = capfd.readouterr()
     assert "learned range" in out
@@ -193,17 +198,3 @@ def test_ranges_step_in_every_epoch_by_default():
     found = fit(model(), epochs=30, every=None, burn_in=0, settle=0.0)
     assert found.schedule.every == 1
     assert len([line for line in found.history if "ranges" in line]) == 30
-
-
-@pytest.mark.parametrize("padding", ["zeros", "border"])
-@pytest.mark.parametrize("shape", [(5, 5), (4, 6)], ids=str)
-def test_matrices_of_resampling_are_those_of_grid_sample_and_so_are_their_slopes(padding, shape):
-    torch.manual_seed(0)
-    inverse = (torch.eye(3).double() + 0.3 * torch.randn(3, 3, 3).double()).requires_grad_()
-    x, weight = torch.randn(3, 1, *shape).double(), torch.randn(3, shape[0] * shape[1]).double()
-    R = symmetrised._resampling(inverse, *shape, padding)
-    by_matrix = torch.einsum("nq,nqp->np", x.flatten(1), R)
-    by_grid = symmetrised._warped(x, inverse, padding).flatten(1)
-    torch.testing.assert_close(by_matrix, by_grid, rtol=1e-10, atol=1e-10)
-    slopes = [torch.autograd.grad((out * weight).sum(), inverse)[0] for out in (by_matrix, by_grid)]
-    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)

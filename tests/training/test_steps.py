@@ -128,7 +128,7 @@ def best_evidence(x, y):
     ],
     ids=["mackay", "damped", "trust", "gradient"],
 )
-@pytest.mark.parametrize("start", [0.01, 1.0])
+@pytest.mark.parametrize("start", [0.01, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_evidence_steps_find_the_maximum_of_the_closed_form(step, options, tolerance, start):
     (x, y), model = regression(noise=0.3), linear()
     delta, variance, value = best_evidence(x, y)

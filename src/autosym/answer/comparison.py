@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
-from autosym.curvature import passes
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import alike
-from autosym.evidence import wording
+from autosym.curvature.passes import TARGETS, Pass, alike
+from autosym.evidence import verdicts
 from autosym.linear.path import Path
-from autosym.runtime.batching import Data, batches, to_model
+from autosym.runtime.batching import Data
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
@@ -151,19 +151,18 @@ def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     owned = {site.name: site.parameter for site in sites(fitted.model)}
     fitted.check_weights()
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in owned.items()}
-    samples, fingerprint = 0, torch.zeros(5, dtype=torch.float64)
-    for x, y in batches(data, 256):
-        x, y = to_model(x, y, fitted.model, "the data")
-        samples, fingerprint = samples + len(x), fingerprint + passes.fingerprint(x, y).cpu()
+    shown = Pass(fitted.model, data, fitted.likelihood, 256, alone=True, allow_partial=True)
+    for x, y, _, _ in shown:
         fitted.likelihood.check(fitted.laplace.outputs, y)
         with torch.enable_grad():
             loss = fitted.likelihood.loss(fitted.model(x), y)
         for total, part in zip(sums.values(), torch.autograd.grad(loss, list(owned.values())), strict=True):
             total -= part
+    shown.finish()
     at = fitted.laplace.curvature
-    if samples != at.samples or (at.fingerprint is not None and not alike(fingerprint, at.fingerprint)):
+    if shown.samples != at.samples or not alike(shown.fingerprint, at.fingerprint):
         raise ValueError(
-            f"these {samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
+            f"these {shown.samples} samples are not the {at.samples} that the evidence was taken on: pass those, which every candidate was "
             "fitted to, or none"
         )
     return sums
@@ -190,13 +189,13 @@ def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
                 "are not of the same data; fit both with one likelihood"
             )
         counts = [(f.evidence.samples, f.laplace.curvature.outputs) for f in (one, other)]
-        if counts[0][0] != counts[1][0] or (one.likelihood.name == "gaussian" and counts[0][1] != counts[1][1]):
+        classes = likelihoods.classes(one.likelihood, counts[0][1])  # a model may have outputs for classes that the data lack
+        if counts[0][0] != counts[1][0] or (classes is None and counts[0][1] != counts[1][1]):
             raise ValueError(
                 f"{first} was fitted to {counts[0][0]} samples with {counts[0][1]} outputs, {name} to {counts[1][0]} with "
                 f"{counts[1][1]}: evidence is comparable for the same data only"
             )
-        targets = [f.laplace.curvature.fingerprint for f in (one, other)]
-        if all(t is not None for t in targets) and not alike(*(t[:2] for t in targets if t is not None)):
+        if not alike(one.laplace.fingerprint, other.laplace.fingerprint, TARGETS):
             raise ValueError(
                 f"{first} and {name} were fitted to different targets: evidence is comparable for the same data only"
             )
@@ -227,11 +226,7 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
     if understated(own) and rest(understated):
         kinds = ", ".join(understated(own))
         yield f"the Kronecker curvature of {kinds} is smaller, against the exact one, than that of others (docs/evidence.md)"
-    fingerprint = own.laplace.curvature.fingerprint
-    if fingerprint is not None and any(
-        f.laplace.curvature.fingerprint is not None and not alike(f.laplace.curvature.fingerprint, fingerprint)
-        for f in others.values()
-    ):
+    if not all(alike(own.laplace.fingerprint, f.laplace.fingerprint) for f in others.values()):
         yield "its inputs are not those of others (scaled or cut otherwise?): make sure that they are the same samples"
 
 
@@ -241,13 +236,13 @@ def _paths(fitted: Fit) -> list[Path]:
 
 def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: float) -> Iterator[str]:
     """Where nothing was learned, or training left undone as much as the margin that decides: to the best, or of it to the second."""
-    outputs = fitted.laplace.curvature.outputs
-    if fitted.likelihood.name == "categorical":
-        part = wording.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, outputs)
+    classes = likelihoods.classes(fitted.likelihood, fitted.laplace.curvature.outputs)
+    if classes is not None:
+        part = verdicts.gained(float(fitted.evidence.log_evidence), fitted.evidence.samples, classes)
         if part < 0:
-            yield f"its evidence is below that of guessing one of {outputs} classes: it explains nothing (yet); train longer"
-        elif part < wording.LITTLE:
-            yield f"its evidence is {part:.0%} better than guessing one of {outputs} classes, little: a simpler model may win by not trying"
+            yield f"its evidence is below that of guessing one of {classes} classes: it explains nothing (yet); train longer"
+        elif part < verdicts.LITTLE:
+            yield f"its evidence is {part:.0%} better than guessing one of {classes} classes, little: a simpler model may win by not trying"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the {margin:.3g} that decide: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from autosym.linear.groups import GROUPS, Group, translations
 from autosym.linear.path import Path
 from autosym.nn.layers import Branch, Relaxed
-from autosym.runtime.batching import Data, batches, check_module
+from autosym.runtime.batching import Data, batches, check_finite, check_module
 from autosym.runtime.tables import table
 
 
@@ -71,9 +71,7 @@ def equivariance_error(
     x = data[:samples] if isinstance(data, Tensor) else next(batches(data, samples), (torch.empty(0),))[0][:samples]
     if not len(x):
         raise ValueError("the data are empty: no batch held a sample to measure on (an iterator can be read only once)")
-    if not torch.isfinite(x).all():
-        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(f"the inputs are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
+    check_finite(x, "the inputs")
     x = x.to(next(model.parameters(), x))
     was = {module: module.training for module in model.modules()}
     model.eval()

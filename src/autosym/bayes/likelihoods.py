@@ -7,13 +7,119 @@ noise. ``statistic`` is all of the data that the log-likelihood needs once the h
 """
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Categorical(nn.Module):
+@runtime_checkable
+class Likelihood(Protocol):
+    """p(y | f) of targets y (B, ...) given outputs f (B, D) of a model. One of your own works wherever ours do.
+
+    Inherit from it and write ``name``, ``check``, ``statistic`` and ``root``; everything else has a default. A class that does not
+    inherit needs every member. Samples are independent. Hyperparameters, such as the noise of a Gaussian, enter ``scale`` and
+    ``log_likelihood`` only. A class that learns some is a torch module too: ``class Mine(nn.Module, Likelihood)``.
+    """
+
+    name: str  # shown in reports; ``compare`` refuses fits whose likelihoods have different names
+
+    @abstractmethod
+    def check(self, outputs: int, targets: Tensor) -> None:
+        """Raise a ValueError if ``targets`` do not suit a model with ``outputs`` outputs."""
+
+    def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
+        """Raise a ValueError if outputs (B, D) are not f but, say, probabilities already. Default: any will do."""
+        return
+
+    @abstractmethod
+    def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """A sum over samples, from which ``log_likelihood`` follows: sum_n log p(y_n | f_n) if there is no hyperparameter."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """-sum_n log p(y_n | f_n) / scale, up to a constant: weights are trained on it. Default: minus the statistic."""
+        return -self.statistic(outputs, targets)
+
+    def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
+        """sum_n log p(y_n | f_n), linear in ``statistic`` and ``count`` (samples times outputs). Default: the statistic."""
+        return statistic
+
+    def scale(self) -> Tensor:
+        """c in Lambda(f) = c R R^T: the part of a hyperparameter, 1 / sigma^2 of a Gaussian. Default: 1."""
+        return torch.ones((), dtype=torch.float64)
+
+    @abstractmethod
+    def root(self, outputs: Tensor) -> Tensor:
+        """R (B, D, rank), rank at most D, with c R R^T = Lambda(f) = -d^2 log p(y | f) / df^2.
+
+        If the Hessian depends on y, take its mean under p(y | f) (the Fisher information), which is never negative.
+        """
+
+    def diagonal(self, outputs: Tensor) -> Tensor:
+        """The diagonal of R R^T, (B, D). Default: from the root."""
+        return self.root(outputs).square().sum(2)
+
+    def column(self, outputs: Tensor, index: Tensor) -> Tensor:
+        """Of each sample one column (B, D) of a root that has D of them, ``index`` (B,). Default: of ``root``, filled up by zeros."""
+        root = self.root(outputs)
+        spare = outputs.shape[1] - root.shape[2]
+        if spare < 0:
+            raise ValueError(f"the root of the {self.name} likelihood has more columns than outputs: give it at most as many")
+        index = index.to(root.device)[:, None, None].expand(-1, outputs.shape[1], 1)
+        return F.pad(root, (0, spare)).gather(2, index)[:, :, 0]
+
+    def logits(self, outputs: Tensor) -> Tensor | None:
+        """(..., K) from outputs (..., D): softmax gives the probabilities of classes 0..K-1. Default: None, y is not a class.
+
+        With classes, reports show accuracy and calibration, and evidence is compared with that of guessing, -N log K.
+        """
+        return None
+
+    def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
+        """What ``Predictive`` says of y if f ~ N(mean (B, D), covariance (B, D, D)).
+
+        It is ``probabilities`` (B, K) = E softmax(logits(f)), or ``expected`` = E y and ``variance`` = var y, (B, D) each. With ``draws``
+        (S, B, D) of f these are means over them. Without, they are in closed form; return None if there is none, and draws are made.
+        Default: probabilities by draws; nothing if y is not a class.
+        """
+        if draws is None:
+            return None
+        logits = self.logits(draws)
+        return {} if logits is None else {"probabilities": logits.softmax(-1).mean(0)}
+
+    def expected(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """E of ``statistic`` and of ``diagonal`` (B, D) under independent f ~ N(mean, variance), both (B, D), in closed form.
+
+        Default: None, there is none, and the variational bound draws.
+        """
+        return None
+
+    def hyperparameters(self) -> dict[str, Tensor]:
+        """What is learned, by name: leaf tensors, for gradient steps and checkpoints. Default: the parameters of a torch module."""
+        return dict(self.named_parameters()) if isinstance(self, nn.Module) else {}
+
+    def figures(self) -> dict[str, float]:
+        """The hyperparameters as people read them, for histories and reports. Default: those that are one number, as they are."""
+        return {name: float(t.detach()) for name, t in self.hyperparameters().items() if t.numel() == 1}
+
+    def update(self, statistic: Tensor, count: float | Tensor, damping: float = 1.0, trust: float = math.inf) -> Tensor:
+        """Move hyperparameters to where ``log_likelihood`` is largest, sigma^2 <- statistic / count; return by what ``scale`` grew.
+
+        ``count`` is samples times outputs, less the effective parameters. In log space move by the fraction ``damping`` of the way, at
+        most by ``trust``. Default: nothing to move; a ValueError if there are hyperparameters.
+        """
+        if learned := [name for name, t in self.hyperparameters().items() if t.requires_grad]:
+            raise ValueError(
+                f"the {self.name} likelihood learns {', '.join(learned)} but has no closed-form step: write its update(), or use "
+                "step='gradient'"
+            )
+        return torch.ones(())
+
+
+class Categorical(nn.Module, Likelihood):
     """p(y | f) = softmax(f)_y; Lambda = diag(p) - p p^T, which has rank D - 1.
 
     Its root is the Cholesky factor in closed form (Tanabe & Sagae 1992), with one column, so one backward pass, less than outputs:
@@ -26,7 +132,8 @@ class Categorical(nn.Module):
         """Refuse targets that do not suit a model with so many outputs."""
         if outputs < 2:
             raise ValueError(
-                "the model has one output, but a categorical likelihood needs one for each class: two for two classes"
+                "the model has one output, but a categorical likelihood needs one for each class: two for two classes, or one with "
+                "likelihood='bernoulli'"
             )
         if targets.is_floating_point() or targets.dim() != 1:
             kind = "one-hot or probabilities" if targets.shape[1:] == (outputs,) else "not class indices"
@@ -57,16 +164,6 @@ class Categorical(nn.Module):
         """sum_n log p(y_n | f_n)."""
         return -F.cross_entropy(outputs, targets.long(), reduction="sum")
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The negative log-likelihood at unit scale, without constants."""
-        return -self.statistic(outputs, targets)
-
-    def log_likelihood(self, statistic: Tensor, count: int) -> Tensor:
-        return statistic
-
-    def scale(self) -> Tensor:
-        return torch.ones((), dtype=torch.float64)
-
     def root(self, outputs: Tensor) -> Tensor:
         # By logarithms: where a probability is 0 in floating point its root would have an infinite slope.
         p = outputs.log_softmax(-1)
@@ -90,8 +187,16 @@ class Categorical(nn.Module):
         index = index.to(p.device)[:, None]
         return p.gather(1, index).sqrt() * (torch.zeros_like(p).scatter_(1, index, 1.0) - p)
 
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The outputs."""
+        return outputs
 
-class Gaussian(nn.Module):
+    def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
+        """E softmax(f), without draws softmax(mean / sqrt(1 + pi/8 v))."""
+        return super().predict(mean, covariance, _probit(mean, covariance) if draws is None else draws)
+
+
+class Gaussian(nn.Module, Likelihood):
     """p(y | f) = N(y | f, sigma^2 I); Lambda = I / sigma^2, root I, scale 1 / sigma^2. The noise is learned."""
 
     name = "gaussian"
@@ -113,9 +218,6 @@ class Gaussian(nn.Module):
             raise ValueError(
                 f"targets {tuple(targets.shape)} of type {targets.dtype} do not match outputs {(len(targets), outputs)}{hint}"
             )
-
-    def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
-        """Any outputs will do."""
 
     def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sum of squared errors."""
@@ -143,6 +245,136 @@ class Gaussian(nn.Module):
         """One column (B, D) of the root for each sample, that of ``index`` (B,)."""
         return torch.zeros_like(outputs).scatter_(1, index.to(outputs.device)[:, None], 1.0)
 
+    def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
+        """N(mean, v + sigma^2), exact with and without draws."""
+        return {"expected": mean, "variance": _variance(covariance) + 1 / float(self.scale().detach())}
+
+    def expected(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """E |y - f|^2 = |y - mean|^2 + sum of variances."""
+        return self.statistic(mean, targets).double() + variance.sum().double(), self.diagonal(mean)
+
+    def figures(self) -> dict[str, float]:
+        """The standard deviation of the noise."""
+        return {"sigma_noise": math.exp(float(self.log_variance.detach()) / 2)}
+
+    @torch.no_grad()
+    def update(self, statistic: Tensor, count: float | Tensor, damping: float = 1.0, trust: float = math.inf) -> Tensor:
+        """sigma^2 <- SSE / count."""
+        before, variance = self.log_variance.clone(), (statistic / count).clamp_min(torch.finfo(torch.float64).tiny)
+        self.log_variance.add_((damping * (variance.log() - before)).clamp(-trust, trust))
+        return torch.exp(before - self.log_variance)
+
+
+class Bernoulli(Likelihood):
+    """p(y = 1 | f) = p = 1 / (1 + exp(-f)), f one logit, y 0 or 1; Lambda = p (1 - p). Targets are (N,) or (N, 1)."""
+
+    name = "bernoulli"
+
+    def check(self, outputs: int, targets: Tensor) -> None:
+        """Refuse targets that do not suit a model with so many outputs."""
+        if outputs != 1:
+            raise ValueError(
+                f"the model has {outputs} outputs, but a Bernoulli likelihood takes one, the logit of class 1: give the model one, or use "
+                "likelihood='categorical', which takes one for each class"
+            )
+        _check_shape(self.name, 1, targets)
+        if len(other := targets[(targets != 0) & (targets != 1)]):
+            raise ValueError(
+                f"the targets hold {other[0].item():g}, but a Bernoulli likelihood takes 0 and 1: use (targets > 0).long() if they are -1 "
+                "and 1, or likelihood='categorical' for more than two classes"
+            )
+
+    def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
+        """Refuse a model that ends in a sigmoid: the sigmoid of a probability is another likelihood."""
+        name, last = list(model.named_modules())[-1]
+        if isinstance(last, nn.Sigmoid) and bool(((outputs >= 0) & (outputs <= 1)).all()):
+            raise ValueError(
+                f"the outputs of the model are probabilities, by {name or 'the model'} (Sigmoid): the Bernoulli likelihood takes the "
+                "sigmoid itself; leave it out of the model"
+            )
+
+    def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """sum_n y_n log p_n + (1 - y_n) log(1 - p_n)."""
+        return -F.binary_cross_entropy_with_logits(outputs, targets.reshape(outputs.shape).to(outputs), reduction="sum")
+
+    def root(self, outputs: Tensor) -> Tensor:
+        """sqrt(p (1 - p)), by logarithms: certain outputs keep a finite slope."""
+        return ((F.logsigmoid(outputs) + F.logsigmoid(-outputs)) / 2).exp()[:, :, None]
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """(0, f) of the classes 0 and 1."""
+        return torch.cat([torch.zeros_like(outputs), outputs], -1)
+
+    def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
+        """(1 - E p, E p), without draws by the probit approximation p(mean / sqrt(1 + pi/8 v))."""
+        return super().predict(mean, covariance, _probit(mean, covariance) if draws is None else draws)
+
+
+class Poisson(Likelihood):
+    """p(y | f) = exp(y f - exp(f)) / y!, f the log of a rate for each output, y a count; Lambda = diag(exp(f)).
+
+    Targets are (N, D), or (N,) for one output.
+    """
+
+    name = "poisson"
+
+    def check(self, outputs: int, targets: Tensor) -> None:
+        """Refuse targets that do not suit a model with so many outputs."""
+        _check_shape(self.name, outputs, targets)
+        values = targets.double()
+        if len(other := values[(values < 0) | (values % 1 != 0)]):
+            raise ValueError(
+                f"the targets hold {other[0].item():g}, but a Poisson likelihood takes counts, 0, 1, 2, ...: use likelihood='gaussian' "
+                "for other numbers"
+            )
+
+    def statistic(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """sum_n y_n f_n - exp(f_n) - log y_n!, in float64: large counts would cancel."""
+        return self.expected(outputs, torch.zeros_like(outputs), targets)[0]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """sum_n exp(f_n) - y_n f_n."""
+        return (outputs.exp() - targets.reshape(outputs.shape) * outputs).sum()
+
+    def root(self, outputs: Tensor) -> Tensor:
+        """diag(exp(f / 2))."""
+        return torch.diag_embed((outputs / 2).exp())
+
+    def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
+        """E y = E exp(f) = exp(mean + v / 2) and var y = E y + (E y)^2 (exp(v) - 1), exact; or the same moments over draws."""
+        if draws is None:
+            variance = _variance(covariance)
+            rate = (mean + variance / 2).exp()
+            return {"expected": rate, "variance": rate + rate.square() * variance.expm1()}
+        rates = draws.exp()
+        return {"expected": rates.mean(0), "variance": rates.mean(0) + rates.var(0, correction=0)}
+
+    def expected(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """E exp(f) = exp(mean + v / 2)."""
+        counts, rate = targets.reshape(mean.shape).double(), (mean.double() + variance.double() / 2).exp()
+        return (counts * mean - rate - torch.lgamma(counts + 1)).sum(), rate.to(mean)
+
+
+def _variance(covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=1, dim2=2)
+
+
+def _probit(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Logits (1, B, D) at which a sigmoid, or softmax, is about its mean over f: MacKay's approximation."""
+    return (mean / (1 + math.pi / 8 * _variance(covariance)).sqrt())[None]
+
+
+def _check_shape(name: str, outputs: int, targets: Tensor) -> None:
+    """Refuse targets that are neither (N, D) nor, for one output, (N,)."""
+    if targets.shape[1:] == (outputs,) or (outputs == 1 and targets.dim() == 1):
+        return
+    shapes = "(N,) or (N, 1)" if outputs == 1 else f"(N, {outputs})"
+    hint = "use targets.flatten(1)" if math.prod(targets.shape[1:]) == outputs else "give one for each output of the model"
+    raise ValueError(
+        f"targets of shape (N{''.join(f', {n}' for n in targets.shape[1:]) or ','}) do not match a model with {outputs} "
+        f"output{'' if outputs == 1 else 's'}: the {name} likelihood takes {shapes}; {hint}"
+    )
+
 
 def _as_indices(targets: Tensor) -> str:
     """The call that makes class indices of targets that are none."""
@@ -154,16 +386,35 @@ def _as_indices(targets: Tensor) -> str:
     return f"{flat}.long() if they are whole numbers, else likelihood='gaussian', with targets (N, 1) and a model of one output"
 
 
-LIKELIHOODS = {"categorical": Categorical, "gaussian": Gaussian}
-Likelihood = Categorical | Gaussian
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
+    "categorical": Categorical,
+    "gaussian": Gaussian,
+    "bernoulli": Bernoulli,
+    "poisson": Poisson,
+}
+MEMBERS = [name for name in (*Likelihood.__annotations__, *vars(Likelihood)) if not name.startswith("_")]
 
 
 def of(kind: str | Likelihood) -> Likelihood:
     """The likelihood of a name, or the one given."""
-    if isinstance(kind, (Categorical, Gaussian)):
-        return kind
-    if not isinstance(kind, str):
+    if isinstance(kind, str):
+        if kind not in LIKELIHOODS:
+            raise ValueError(f"unknown likelihood {kind!r}: use {' or '.join(map(repr, LIKELIHOODS))}, or one of your own")
+        return LIKELIHOODS[kind]()
+    if isinstance(kind, type):
+        raise TypeError(f"the likelihood is the class {kind.__name__}: give an object, {kind.__name__}()")
+    lacking = [member for member in MEMBERS if not hasattr(kind, member)]
+    if lacking and not hasattr(kind, "statistic"):
         raise TypeError(f"the likelihood is a {type(kind).__name__}: inputs and targets are one pair, as in (model, (x, y))")
-    if kind not in LIKELIHOODS:
-        raise ValueError(f"unknown likelihood {kind!r}: use {' or '.join(map(repr, LIKELIHOODS))}")
-    return LIKELIHOODS[kind]()
+    if lacking:
+        raise TypeError(
+            f"the likelihood {type(kind).__name__} lacks {', '.join(lacking)}: write them, or inherit from autosym.Likelihood, which has "
+            "defaults"
+        )
+    return kind
+
+
+def classes(likelihood: Likelihood, outputs: int) -> int | None:
+    """How many classes a target is one of; None if it is not a class."""
+    logits = likelihood.logits(torch.zeros(1, outputs))
+    return None if logits is None else logits.shape[-1]

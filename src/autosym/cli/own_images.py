@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from autosym.answer.equivariance import EquivarianceError, equivariance_error
 from autosym.cli import exported, pictures
-from autosym.evidence import wording
 from autosym.evidence.predictive import Scores, scores
 from autosym.linear.sparse import Sparse
 from autosym.nn import nets
+from autosym.papers import datasets
 from autosym.papers.measuring import CHECKPOINT, METHODS, in_percent, start_anew, write
-from autosym.report import findings, run_files
+from autosym.report import findings, run_files, words
 from autosym.runtime.provenance import provenance
 from autosym.training import checkpoint
 from autosym.training.fitting import fit
@@ -106,10 +106,10 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     held = len(test[0]) > 1
     kind, measured = ("held out", test) if held else ("training", training)
     shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
-    said = wording.summary(shown)
+    decided = findings.decided(shown)
     result = {
-        "headline": said["headline"],
-        "cautions": said["cautions"],
+        "headline": words.headline(decided, shown["ranges"]),
+        "cautions": list(map(str, decided.beside_headline())),
         "row": {
             "task": run.task,
             "model": run.model,
@@ -169,12 +169,8 @@ def _prepared(found: pictures.Pictures, run: Run) -> tuple[Pair, Pair, dict[str,
     if not (std > 0).all():
         raise ValueError(f"channel {int((std == 0).nonzero()[0])} of all images is constant: drop it")
     preprocessing = {"size": size, "mean": mean.tolist(), "std": std.tolist()}
-    images = _normalised(images, mean, std)
+    images = datasets.normalised(images, mean.tolist(), std.tolist())
     return (images[rest], found.labels[rest]), (images[test], found.labels[test]), preprocessing, notes
-
-
-def _normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return (images - mean[:, None, None]) / std[:, None, None]
 
 
 @torch.no_grad()
@@ -216,14 +212,14 @@ def audit(
         )
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
     if mean or std:
-        images = _normalised(images, *(_channels(values, images, default) for values, default in ((mean, 0.0), (std, 1.0))))
+        images = datasets.normalised(images, _channels(mean, images, 0.0), _channels(std, images, 1.0))
     chosen = list(groups) or ["translations", "flip-horizontal", "flip-vertical", "c2"]
     if not groups and images.shape[2] == images.shape[3]:
         chosen += ["c4", "d4"]
     return equivariance_error(network, chosen, (images, torch.zeros(len(images))), samples=samples)
 
 
-def _channels(values: Sequence[float], images: Tensor, default: float) -> Tensor:
+def _channels(values: Sequence[float], images: Tensor, default: float) -> list[float]:
     given = torch.tensor(list(values) or [default])
     if not torch.isfinite(given).all() or (default and not (given > 0).all()):
         raise ValueError(
@@ -231,7 +227,7 @@ def _channels(values: Sequence[float], images: Tensor, default: float) -> Tensor
         )
     if len(given) not in (1, images.shape[1]):
         raise ValueError(f"{len(given)} values for the {images.shape[1]} channels of the images: give one, or one for each")
-    return given.expand(images.shape[1])
+    return given.tolist()
 
 
 def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:

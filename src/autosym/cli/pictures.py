@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from autosym.papers import datasets
+from autosym.runtime.batching import rows_not_finite
 
 IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X"), ("labels", "y", "Y")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -24,7 +26,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MOST_BYTES = 32 * 2**30  # of all images as floats
 MOST_PIXELS = 2**26  # of one file
 MOST_DEFLATED = 1032  # bytes that one byte of a zip file can stand for
-CHUNK = 4096
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,8 @@ def read(path: Path, size: tuple[int, int] | None = None, classes: int | None = 
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images (N, C, H, W) as (N, C, *size): bilinear between pixel centres, antialiased where that is smaller."""
-    if tuple(images.shape[2:]) == tuple(size):
-        return images
-    parts = [F.interpolate(part, size, mode="bilinear", align_corners=False, antialias=True) for part in images.split(CHUNK)]
-    return torch.cat(parts)
+    """Images (N, C, H, W) as (N, C, *size), as they are where they have it."""
+    return images if tuple(images.shape[2:]) == tuple(size) else datasets.resized(images, size)
 
 
 # ---- arrays
@@ -181,8 +179,7 @@ def _as_floats(path: Path, key: str, array: np.ndarray) -> Tensor:
         )
     elif images.shape[3] < images.shape[1]:
         images = images.permute(0, 3, 1, 2).contiguous()
-    bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
-    if bad:
+    if bad := rows_not_finite(images):
         raise ValueError(f"{path}: {key} {_some(bad)} hold NaN or Inf: drop or mend them")
     return images
 

@@ -9,8 +9,9 @@ positions it is KFAC-expand. Exact curvature takes one backward pass per output,
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.eigenvalues import _eigvalsh
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import Signs, budget, choose, fingerprint, shares, split
+from autosym.curvature.passes import Pass
 from autosym.curvature.tape import Tape
-from autosym.curvature.verification import refuse_batch_dependence, verify
+from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
 from autosym.runtime import processes
-from autosym.runtime.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
+from autosym.runtime.batching import Data
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def kfac(
     memory: float | None = None,
     seed: int = 0,
     allow_partial: bool = False,
+    verified: Verified | None = None,
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
 
@@ -98,62 +100,39 @@ def kfac(
 
     Samples are taken ``batch_size`` at a time (256, or 8192 on a GPU; a loader has its own batches), and fewer where that many would take
     more than ``memory`` GiB beside the factors (2, or on a GPU half of what is free, 16 at most: others may be using it): the result does
-    not depend on it. Several processes (``torch.distributed``) take a part of the samples each, and all have the result.
+    not depend on it. ``verified`` is what an earlier pass found out about the model. Several processes (``torch.distributed``) take a
+    part of the samples each, and all have the result.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
-    check_loader(data, allow_partial)
-    used = choose(subset, size_of(data), seed)
-    signs = Signs(seed)
     sums = _Sums(dtype)
-    tape = Tape(sites(model, expand_bias), sums.add_inputs)
-    device = next(model.parameters()).device
-    statistic = torch.zeros((), dtype=torch.float64, device=device)
-    shown = torch.zeros(5, dtype=torch.float64, device=device)
-    samples = outputs = limit = 0
-    parts = shares(data)
-    batch_size = (8192 if device.type == "cuda" else 256) if batch_size is None else batch_size
-    stream = Numbered(data, batch_size, processes.rank() % parts, parts)
+    owned = sites(model, expand_bias) if verified is None else verified.sites
+    tape = Tape(owned, sums.add_inputs)
+
+    def cost(x: Tensor) -> float:
+        return verify(model, x, expand_bias, owned) if verified is None else verified.bytes_per_sample
+
+    options: dict[str, Any] = {"subset": subset, "sampled": sampled, "seed": seed, "allow_partial": allow_partial}
+    shown = Pass(model, data, likelihood, batch_size, cost, memory=memory, **options)
     with processes.agreeing(), tape, torch.enable_grad():
-        for x, y, places in stream:
-            x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
-            if not samples:
-                limit = max(1, int(min(budget(memory, device) / verify(model, x[:2], expand_bias), 2**31)))
-            mask = None if used is None else used[places % len(used)]
-            samples += len(x)
-            shown += fingerprint(x, y)
-            for x_part, y_part, record, rows in split(x, y, mask, limit):
-                f = tape.record(model, x_part) if record else tape.forward(model, x_part)
-                likelihood.check(f.shape[1], y_part)
-                if not outputs:
-                    likelihood.check_outputs(f, model)
-                statistic = statistic + likelihood.statistic(f.detach(), y_part).double()
-                outputs = f.shape[1]
-                if record:
-                    roots = likelihood.root(f.detach())
-                    if sampled:
-                        roots = roots @ signs(places[rows], roots.shape[2]).to(roots)[:, :, None]
-                    sums.used += len(f)
-                    for column in roots.unbind(2):
-                        for names, g in tape.backward(f, column):
-                            sums.add_rows(names, g)
-        if not samples and parts > 1:
-            raise ValueError(f"no sample is left for process {processes.rank()} of {parts}: use fewer processes")
-    if parts > 1:
-        samples = sums.add_up(samples, stream.seen, statistic, shown)
-    check_seen(samples, data, allow_partial)
-    factors = sums.factors((site.name for site in tape.sites), samples, share_blocks)
-    return Curvature(factors, statistic.cpu(), samples, outputs, shown.cpu())
+        for x, y, record, places in shown:
+            f = tape.record(model, x) if record else tape.forward(model, x)
+            shown.add(f.detach(), y)
+            for column in shown.columns(f.detach(), places) if record else ():
+                for names, g in tape.backward(f, column):
+                    sums.add_rows(names, g)
+    shown.finish(*sums.A.values(), *sums.G.values())
+    factors = sums.factors([site.name for site in tape.sites], shown.samples, shown.used, share_blocks)
+    return Curvature(factors, shown.statistic, shown.samples, shown.outputs, shown.fingerprint)
 
 
 class _Sums:
-    """sum A and sum G of every path, and the number of samples they were taken from."""
+    """sum A and sum G of every path."""
 
     def __init__(self, dtype: torch.dtype | None):
         self.dtype = dtype
         self.A: dict[str, Tensor] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # of paths that share their rows, once
-        self.used = 0
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
         x = x.to(self.dtype or x.dtype)
@@ -166,21 +145,9 @@ class _Sums:
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
-    def add_up(self, samples: int, seen: int, *others: Tensor) -> int:
-        """Sums and counts of all processes, which have ``seen`` the same samples, in place; returns the number of samples."""
-        counts = torch.tensor([samples, self.used, seen], dtype=torch.float64, device=others[0].device)
-        processes.add(counts, *others, *self.A.values(), *self.G.values())
-        samples, self.used, total = (int(n) for n in counts)
-        if total != processes.count() * seen:
-            raise ValueError(
-                f"process {processes.rank()} was shown {seen} samples, all {processes.count()} together {total}: not as many in each (an "
-                "extra batch in one?); give all processes the same data, of which each takes its part"
-            )
-        return samples
-
-    def factors(self, names: Iterable[str], samples: int, share_blocks: bool) -> dict[str, Factors]:
+    def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors]:
         """Means of A and sums of G, the latter scaled from the samples used to all."""
-        if not self.used:
+        if not used:
             raise ValueError("none of the samples chosen by subset was shown: take a larger subset, or a loader that shows all")
         whole: dict[str, Tensor] = {}
         for factor in (*self.A.values(), *self.G.values()):
@@ -189,16 +156,12 @@ class _Sums:
             whole |= {name: G if name not in whole else whole[name] + G for name in together}
         factors = {}
         for name in names:
-            A = self.A[name] / self.used
-            G = whole[name] * (samples / self.used)
+            A = self.A[name] / used
+            G = whole[name] * (samples / used)
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
-            for letter, factor in (("A", A), ("G", G)):
-                if not torch.isfinite(factor).all():
-                    raise ValueError(
-                        f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
-                        "or pass dtype=torch.float64 to log_evidence"
-                    )
+            check_factor(name, "A", A)
+            check_factor(name, "G", G)
             factors[name] = Factors(A, G)
         return factors
 

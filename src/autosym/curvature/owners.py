@@ -42,16 +42,7 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
                 continue
             if not parameter.requires_grad:
                 continue
-            if id(parameter) in owners:
-                raise ValueError(
-                    f"{full} and {owners[id(parameter)]} are the same parameter: the curvature of tied weights is not the sum "
-                    "of its parts; untie them, or freeze them by requires_grad_(False)"
-                )
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
-            if not torch.isfinite(parameter).all():
-                raise ValueError(f"{full} holds values that are not finite (NaN or Inf): load or initialise it anew")
-            owners[id(parameter)] = full
+            check_parameter(full, parameter, owners)
             path = _path_of(module, name, expand_bias)
             if path is None:
                 raise ValueError(
@@ -71,6 +62,20 @@ def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
     """The parameter that a site is named after: its own name, or that of the path whose weight it is."""
     module = model.get_submodule(name) if name in dict(model.named_modules()) else None
     return model.get_parameter(name) if module is None else module.get_parameter("weight")
+
+
+def check_parameter(name: str, parameter: nn.Parameter, owners: dict[int, str]) -> None:
+    """Refuse a parameter that is trained under two names, in half precision, or not finite; ``owners``, names by id, gets it."""
+    other = owners.setdefault(id(parameter), name)
+    if other != name and parameter.requires_grad:
+        raise ValueError(
+            f"{name} and {other} are the same parameter: the curvature of tied weights is not the sum of its parts; untie them, or "
+            "freeze them by requires_grad_(False)"
+        )
+    if parameter.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
+    if not torch.isfinite(parameter).all():
+        raise ValueError(f"{name} holds values that are not finite (NaN or Inf): load or initialise it anew")
 
 
 def is_under(name: str, stem: str) -> bool:

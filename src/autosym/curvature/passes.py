@@ -1,13 +1,105 @@
-"""What every pass over data shares: which samples, how many at a time, whose noise, and a fingerprint of the data."""
+"""The pass over data that every estimator of the evidence makes: which samples, how many at a time, whose noise, and of which data."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from autosym.bayes.likelihoods import Likelihood
 from autosym.runtime import processes
-from autosym.runtime.batching import Data, size_of
+from autosym.runtime.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
+
+
+class Pass:
+    """All samples of ``data`` once, as ``model`` takes them: in parts that fit into memory, checked, counted and fingerprinted.
+
+        for x, y, record, places in shown:      whether curvature is taken from this part, and its places among all samples
+            shown.add(model(x), y)
+        shown.finish()                          then samples, used, outputs, statistic and fingerprint are known
+
+    ``cost`` gives the bytes that a sample takes, from two of them: as many are shown at a time as fit into ``memory`` (GiB), and no
+    more than ``batch_size``. ``subset`` of the samples are recorded, all by default; ``sampled`` draws noise by ``seed``. Several
+    processes take a part each, unless ``alone``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        likelihood: Likelihood,
+        batch_size: int | None = None,
+        cost: Callable[[Tensor], float] | None = None,
+        *,
+        memory: float | None = None,
+        subset: int | None = None,
+        sampled: bool = False,
+        seed: int = 0,
+        alone: bool = False,
+        allow_partial: bool = False,
+    ):
+        check_loader(data, allow_partial)
+        self.model, self.data, self.likelihood, self.allow_partial = model, data, likelihood, allow_partial
+        self.device = next(model.parameters()).device
+        self.chosen, self.signs = choose(subset, size_of(data), seed), Signs(seed) if sampled else None
+        self.cost, self.memory, self.parts = cost, memory, 1 if alone else shares(data)
+        batch_size = (8192 if self.device.type == "cuda" else 256) if batch_size is None else batch_size
+        self.stream = Numbered(data, batch_size, processes.rank() % self.parts, self.parts)
+        self.samples = self.used = self.outputs = 0
+        self.statistic = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.fingerprint = torch.zeros(5, dtype=torch.float64, device=self.device)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, bool, Tensor]]:
+        limit = 2**31
+        for x, y, places in self.stream:
+            x, y = to_model(x, y, self.model, f"samples {places[0]} to {places[-1]}")
+            if not self.samples and self.cost is not None:
+                limit = max(1, int(min(budget(self.memory, self.device) / self.cost(x[:2]), limit)))
+            self.samples += len(x)
+            self.fingerprint += fingerprint(x, y)
+            mask = None if self.chosen is None else self.chosen[places % len(self.chosen)]
+            for x_part, y_part, record, rows in split(x, y, mask, limit):
+                self.used += len(rows) if record else 0
+                yield x_part, y_part, record, places[rows]
+        if not self.samples and self.parts > 1:
+            raise ValueError(f"no sample is left for process {processes.rank()} of {self.parts}: use fewer processes")
+
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Refuse targets and outputs that the likelihood does not take."""
+        self.likelihood.check(f.shape[1], y)
+        if not self.outputs:
+            self.likelihood.check_outputs(f, self.model)
+        self.outputs = f.shape[1]
+
+    def add(self, f: Tensor, y: Tensor) -> None:
+        """Add the log-likelihood's statistic of a part, whose outputs are f (B, outputs)."""
+        self.check(f, y)
+        self.statistic = self.statistic + self.likelihood.statistic(f, y).double()
+
+    def columns(self, f: Tensor, places: Tensor) -> Sequence[Tensor]:
+        """The columns (B, outputs) of the root of the output Hessian at f; of sampled curvature one random combination of them."""
+        roots = self.likelihood.root(f)
+        if self.signs is None:
+            return roots.unbind(2)
+        return [(roots @ self.signs(places, roots.shape[2]).to(roots)[:, :, None])[:, :, 0]]
+
+    def finish(self, *others: Tensor) -> None:
+        """Add up the sums of all processes, ``others`` among them, in place; refuse data of which not each sample was shown once."""
+        if self.parts > 1:
+            seen = self.stream.seen
+            counts = torch.tensor([self.samples, self.used, seen], dtype=torch.float64, device=self.device)
+            processes.add(counts, self.statistic, self.fingerprint, *others)
+            self.samples, self.used, total = (int(n) for n in counts)
+            if total != processes.count() * seen:
+                raise ValueError(
+                    f"process {processes.rank()} was shown {seen} samples, all {processes.count()} together {total}: not as many in each "
+                    "(an extra batch in one?); give all processes the same data, of which each takes its part"
+                )
+        check_seen(self.samples, self.data, self.allow_partial)
+        self.statistic, self.fingerprint = self.statistic.cpu(), self.fingerprint.cpu()
+
+
+TARGETS = slice(0, 2)  # the sums of a fingerprint that are of targets alone
 
 
 def fingerprint(x: Tensor, y: Tensor) -> Tensor:
@@ -21,6 +113,14 @@ def fingerprint(x: Tensor, y: Tensor) -> Tensor:
     target = y.detach().double().reshape(len(y), -1)
     parts = (target.sum(), target.square().sum(), mean.sum(), mean.square().sum(), (mean * target.sum(1)).sum())
     return torch.stack(parts)
+
+
+def alike(one: Tensor | None, other: Tensor | None, part: slice = slice(None), rtol: float = 1e-5, atol: float = 1e-5) -> bool:
+    """Whether two fingerprints may be of the same data; one that was not taken (None) says nothing against it.
+
+    They are equal up to rounding, of a model in float32 beside one in float64 too. ``part`` compares some sums only: TARGETS.
+    """
+    return one is None or other is None or torch.allclose(one[part], other[part], rtol=rtol, atol=atol)
 
 
 def shares(data: Data) -> int:
@@ -76,8 +176,3 @@ class Signs:
             if len(places):
                 self.block, self.end = 2 * torch.randint(2, (1024, width), generator=self.generator) - 1, self.end + 1024
         return torch.cat(kept)
-
-
-def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether fingerprints are equal up to rounding, of a model in float32 beside one in float64 too."""
-    return torch.allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -1,18 +1,19 @@
 """Is a model fit for curvature? Its gradients against its paths, and nothing that depends on batchmates or chance."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
-from autosym.curvature.owners import sites
+from autosym.curvature.owners import Site, sites
 from autosym.curvature.tape import Tape
 from autosym.runtime import processes
 from autosym.runtime.batching import check_module, to_model
 
 
-def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
+def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequence[Site] | None = None) -> float:
     """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
 
     They differ where a parameter acts outside of its path (used in a function, reparametrised), or a path is ill defined.
@@ -26,7 +27,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
         kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t.detach()  # an output that kept itself would never be freed
 
-    owned = sites(model, expand_bias)
+    owned = sites(model, expand_bias) if owned is None else owned
     see = lambda name, path, x: columns.__setitem__(name, path.columns(x))  # noqa: E731
     with Tape(owned, see, weights=True, reduce=False) as tape, torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
@@ -48,16 +49,40 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False) -> float:
     return (activations + 3 * largest) / len(x)
 
 
-def outputs_of(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> int:
-    """The number of outputs, if model, samples and likelihood go together; an error in one process is an error in all."""
+def check_factor(name: str, letter: str, factor: Tensor) -> None:
+    """Refuse a Kronecker factor, or a part of one, whose sums were too large for its precision."""
+    if not torch.isfinite(factor).all():
+        raise ValueError(
+            f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
+            "or pass dtype=torch.float64 to log_evidence"
+        )
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What is known of a model that was found fit for curvature, so that no pass has to find it out again."""
+
+    sites: tuple[Site, ...]
+    bytes_per_sample: float  # that a pass takes
+    outputs: int
+
+
+def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> Verified:
+    """Refuse a model, a few samples and a likelihood that do not go together; an error in one process is an error in all."""
     refuse_batch_dependence(model)
-    with processes.agreeing(), torch.no_grad():
+    squares: dict[str, Tensor] = {}
+    see = lambda name, path, x: squares.__setitem__(name, path.columns(x).square().sum())  # noqa: E731
+    with processes.agreeing():
+        owned = sites(model)
         x, y = to_model(x, y, model, "the first samples")
-        verify(model, x)
-        f = model(x)
+        cost = verify(model, x, owned=owned)
+        with Tape(owned, see) as tape, torch.enable_grad():
+            f = tape.record(model, x).detach()
+        for name, square in squares.items():
+            check_factor(name, "A", square)
         likelihood.check(f.shape[1], y)
         likelihood.check_outputs(f, model)
-    return f.shape[1]
+    return Verified(tuple(owned), cost, f.shape[1])
 
 
 def linearised(

@@ -14,20 +14,20 @@ fixed weights and draws, in the memory of one micro-batch, and nothing goes back
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import Signs, budget, choose, fingerprint, shares, split
+from autosym.curvature.passes import Pass, alike
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import verify
 from autosym.evidence.laplace import Laplace
 from autosym.linear.path import Definition, Path
 from autosym.runtime import processes
-from autosym.runtime.batching import Data, Numbered, size_of, to_model
+from autosym.runtime.batching import Data
 
 GRAPH = 4  # times the memory of a pass without a second derivative
 
@@ -56,32 +56,22 @@ def gradient(
     total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves]
     device = next(model.parameters()).device
     count = at.samples if subset is None else subset
-    used, signs = choose(subset, size_of(data), seed), Signs(seed) if sampled else None
     against = _Against(at, prior, device, 1 / count, at.samples / count)
-    limit, seen = 0, torch.zeros((), dtype=torch.float64, device=device)
-    shown = torch.zeros(5, dtype=torch.float64, device=device)
-    parts = shares(data)
-    batch_size = (1024 if device.type == "cuda" else 256) if batch_size is None else batch_size
+    batch_size = 1024 if batch_size is None and device.type == "cuda" else batch_size
+    options: dict[str, Any] = {"subset": subset, "sampled": sampled, "seed": seed, "allow_partial": True}
+    shown = Pass(model, data, at.likelihood, batch_size, lambda x: GRAPH * verify(model, x), memory=memory, **options)
     with processes.agreeing(), torch.enable_grad(), Tape(sites(model), against.see, graph=True) as tape:
-        for x, y, places in Numbered(data, batch_size, processes.rank() % parts, parts):
-            x, y = to_model(x, y, model, f"samples {places[0]} to {places[-1]}")
-            limit = limit or max(1, int(min(budget(memory, device) / (GRAPH * verify(model, x[:2])), 2**31)))
-            mask = None if used is None else used[places % len(used)]
-            seen += len(x)
-            shown += fingerprint(x, y)
+        for x, y, record, places in shown:
             with asking(leaves):
-                for x_part, y_part, record, rows in split(x, y, mask, limit):
-                    f = tape.record(model, x_part) if record else model(x_part)
-                    fit = at.likelihood.log_likelihood(at.likelihood.statistic(f, y_part).double(), 0)
-                    _add(total, fit - against.take(), leaves)
-                    for column in _columns(at.likelihood, f, signs, places[rows]) if record else ():
-                        _add(total, -against.rows(tape.backward(f, column)), leaves)
-    if parts > 1:
-        processes.add(seen, shown, *total)
-    if seen != at.samples:
-        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {int(seen)}: not the same")
-    before = at.curvature.fingerprint
-    if before is not None and not torch.allclose(shown.cpu(), before, rtol=1e-6, atol=1e-9 * at.samples):
+                f = tape.record(model, x) if record else model(x)
+                fit = at.likelihood.log_likelihood(at.likelihood.statistic(f, y).double(), 0)
+                _add(total, fit - against.take(), leaves)
+                for column in shown.columns(f, places) if record else ():
+                    _add(total, -against.rows(tape.backward(f, column)), leaves)
+    shown.finish(*total)
+    if shown.samples != at.samples:
+        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {shown.samples}: not the same")
+    if not alike(shown.fingerprint, at.fingerprint, rtol=1e-6, atol=1e-9 * at.samples):
         raise ValueError(
             "the data are not those that the evidence was taken on (random augmentation that changes between passes?): give data that "
             "stay as they are; to train on augmented ones, use fit's augment, or give it evidence_data"
@@ -130,12 +120,6 @@ def _quadratic(t: Tensor, matrix: Tensor) -> Tensor:
     """sum over samples and positions of t^T M t, for (B, S, K, d) and (K, d, d)."""
     flat = t.permute(2, 0, 1, 3).flatten(1, 2)
     return ((flat @ matrix.to(flat)) * flat).sum(dtype=torch.float64)
-
-
-def _columns(likelihood: Likelihood, f: Tensor, signs: Signs | None, places: Tensor) -> Sequence[Tensor]:
-    """The columns (B, outputs) of the root of the output Hessian; with signs one random combination of them."""
-    roots = likelihood.root(f)
-    return roots.unbind(2) if signs is None else [(roots @ signs(places, roots.shape[2]).to(roots)[:, :, None])[:, :, 0]]
 
 
 def _add(total: Sequence[Tensor], value: Tensor, leaves: Sequence[Tensor]) -> None:

@@ -20,11 +20,12 @@ from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
+from autosym.curvature.passes import Pass
 from autosym.curvature.verification import linearised, refuse_batch_dependence, verify
 from autosym.evidence.laplace import closed_form_step
 from autosym.evidence.record import Evidence
 from autosym.runtime import processes
-from autosym.runtime.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
+from autosym.runtime.batching import Data, check_seen, size_of
 
 FULL = "the Laplace evidence with the full Gauss-Newton matrix"
 
@@ -44,7 +45,7 @@ class Kernel:
     likelihood: Likelihood
     bound_of: str | None
     parameters: dict[str, Tensor]  # the weights it was taken at
-    fingerprint: Tensor | None = None  # of the data; not taken
+    fingerprint: Tensor | None = None  # of the data
 
     def __call__(self, prior: Prior) -> Evidence:
         log_det = self.weight * 2 * self._roots(prior).diagonal(dim1=1, dim2=2).log().sum()
@@ -93,14 +94,14 @@ def at(
     """
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     refuse_batch_dependence(model)
-    check_loader(data)
     if outputs not in ("all", "one"):
         raise ValueError(f"outputs must be 'all' or 'one', got {outputs!r}")
-    x, statistic, size, width = _chosen(model, data, likelihood, samples, parts, batch_size, seed)
-    per_part = len(x) // parts
+    owned = {site.name: site.parameter.detach() for site in sites(model)}
+    shown = Pass(model, data, likelihood, batch_size, partial(verify, model), memory=math.inf, alone=True)
+    x = _chosen(shown, samples, parts, seed)
+    size, width, per_part = shown.samples, shown.outputs, len(x) // parts
     generator = torch.Generator().manual_seed(seed + 1)  # not the draws of the samples
     rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
-    owned = {site.name: site.parameter.detach() for site in sites(model)}
     kernels: dict[str, list[Tensor]] = {name: [] for name in owned}
     for part in range(parts):
         inside = slice(part * per_part, (part + 1) * per_part)
@@ -112,12 +113,13 @@ def at(
         weight=size / len(x) * (1 if rows is None else width),
         square_norms=torch.stack([owned[name].double().square().sum() for name in owned]).cpu(),
         sizes=torch.tensor([owned[name].numel() for name in owned], dtype=torch.float64),
-        statistic=statistic.cpu(),
+        statistic=shown.statistic,
         samples=size,
         outputs=width,
         likelihood=likelihood,
         bound_of=_bound(size, len(x), parts, outputs),
         parameters={name: weight.clone() for name, weight in owned.items()},
+        fingerprint=shown.fingerprint,
     )
 
 
@@ -128,14 +130,12 @@ def _bound(size: int, taken: int, parts: int, outputs: str) -> str | None:
     return f"{FULL}, in expectation: an estimate from {what}"
 
 
-def _chosen(
-    model: nn.Module, data: Data, likelihood: Likelihood, samples: int | None, parts: int, batch_size: int, seed: int
-) -> tuple[Tensor, Tensor, int, int]:
-    """The inputs of a random choice of samples, in random order; the statistic of all, their number and that of outputs."""
-    size = size_of(data)
+def _chosen(shown: Pass, samples: int | None, parts: int, seed: int) -> Tensor:
+    """The inputs of a random choice of samples, in random order, from a pass that goes over all."""
+    size = size_of(shown.data)
     if size is None:
         raise ValueError("kernel evidence needs data whose length is known: pass tensors, a dataset, or a loader of one")
-    check_seen(size, data)
+    check_seen(size, shown.data)
     per_part = size // max(parts, 1) if samples is None else samples
     if parts < 1 or per_part < 1 or per_part * parts > size:
         raise ValueError(f"{parts} parts of {per_part} samples cannot be taken from {size}: ask for fewer, or smaller ones")
@@ -143,24 +143,14 @@ def _chosen(
     place = torch.full((size,), -1)
     place[order] = torch.arange(len(order))
     found: dict[int, Tensor] = {}
-    statistic = torch.zeros((), dtype=torch.float64)
-    seen = width = 0
-    for x, y, numbers in Numbered(data, batch_size):
-        x, y = to_model(x, y, model, f"samples {numbers[0]} to {numbers[-1]}")
-        if not seen:
-            verify(model, x[:2])
+    for x, y, _, numbers in shown:
         with torch.no_grad():
-            f = model(x)
-        likelihood.check(f.shape[1], y)
-        if not seen:
-            likelihood.check_outputs(f, model)
-        statistic = statistic + likelihood.statistic(f, y).double().cpu()
-        width, seen = f.shape[1], seen + len(x)
+            shown.add(shown.model(x), y)
         found |= {int(place[n]): row for n, row in zip(numbers.tolist(), x, strict=True) if place[n] >= 0}
-    check_seen(seen, data)
-    if not torch.isfinite(statistic):
+    shown.finish()
+    if not torch.isfinite(shown.statistic):
         raise ValueError("the log-likelihood is not finite (NaN or Inf): look at the model's outputs on these data")
-    return torch.stack([found[i] for i in range(len(order))]), statistic, size, width
+    return torch.stack([found[i] for i in range(len(order))])
 
 
 def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None, batch_size: int) -> dict[str, Tensor]:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from autosym.bayes import likelihoods
-from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.kronecker import Curvature, kfac
 from autosym.curvature.owners import sites
+from autosym.curvature.verification import Verified
 from autosym.evidence.record import Evidence
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
@@ -133,18 +134,17 @@ def closed_form_step(
     target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
     step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
     prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
-    if isinstance(likelihood, Gaussian):
-        left = (count - gamma.sum()).clamp_min(1)
-        variance = (statistic / left).clamp_min(torch.finfo(torch.float64).tiny)
-        likelihood.log_variance.add_((damping * (variance.log() - likelihood.log_variance)).clamp(-trust, trust))
+    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:
     """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` are those of ``curvature.kfac``."""
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
+    verified: Verified | None = options.get("verified")
     curvature = kfac(model, data, likelihood, **options)
+    owned = sites(model) if verified is None else verified.sites
     eigenvalues = curvature.eigenvalues()
-    parameters = {site.name: site.parameter.detach().clone() for site in sites(model)}
+    parameters = {site.name: site.parameter.detach().clone() for site in owned}
     square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues]).cpu()
     sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
     return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood)

@@ -2,8 +2,8 @@
 
     f(x) ~ N(f(x; w*), J Sigma J^T),       Sigma = (kron(G, A) / sigma^2 + delta I)^-1 per path
 
-For a Gaussian likelihood the predictive of y adds the noise; for a categorical one the softmax is averaged over f, by the
-probit approximation softmax(f / sqrt(1 + pi/8 v)) or by Monte Carlo.
+The likelihood makes the predictive of y from it (``Likelihood.predict``), in closed form or by Monte Carlo: a Gaussian adds its noise, a
+categorical one averages the softmax over f, by the probit approximation softmax(f / sqrt(1 + pi/8 v)) or by draws.
 """
 
 import math
@@ -15,22 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.verification import linearised, refuse_batch_dependence
+from autosym.runtime.batching import check_finite
 
 Link = Literal["probit", "monte-carlo"]
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D). ``variance`` is of y (Gaussian), noise included;
-    ``probabilities`` are of the classes (categorical). The one that does not apply is None."""
+    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D). ``expected`` and ``variance`` are of y, noise included
+    (Gaussian, Poisson); ``probabilities`` (B, K) are of the classes (categorical, Bernoulli). What does not apply is None."""
 
     mean: Tensor
     covariance: Tensor
-    variance: Tensor | None
-    probabilities: Tensor | None
+    variance: Tensor | None = None
+    probabilities: Tensor | None = None
+    expected: Tensor | None = None
 
 
 def predictive(
@@ -43,7 +45,10 @@ def predictive(
     samples: int = 256,
     seed: int = 0,
 ) -> Predictive:
-    """The predictive at ``x``, from the decomposed curvature of the model (``Curvature.eigenvectors``)."""
+    """The predictive at ``x``, from the decomposed curvature of the model (``Curvature.eigenvectors``).
+
+    ``link`` "probit" is the closed form of the likelihood, if it has one; "monte-carlo" takes ``samples`` draws of the outputs.
+    """
     if link not in ("probit", "monte-carlo"):
         raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
     refuse_batch_dependence(model)
@@ -53,9 +58,7 @@ def predictive(
         )
     if not len(x):
         raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
-    if not torch.isfinite(x).all():
-        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(f"the inputs of the predictive are not finite (NaN or Inf) in rows {rows[:5]}: drop or mend them")
+    check_finite(x, "the inputs of the predictive")
     x = x.to(next(model.parameters()))
     precision = prior.precision()
     scale = float(likelihood.scale().detach())
@@ -65,9 +68,9 @@ def predictive(
     step = max(1, 2**25 // (largest * outputs))  # 256 MiB for the largest Jacobian, or one sample at a time
     parts = [_linearised(model, part, eigenvectors, precision, scale) for part in x.split(step)]
     mean, covariance = (torch.cat(part) for part in zip(*parts, strict=True))
-    if isinstance(likelihood, Gaussian):
-        return Predictive(mean, covariance, covariance.diagonal(dim1=1, dim2=2) + 1 / scale, None)
-    return Predictive(mean, covariance, None, _probabilities(mean, covariance, link, samples, seed))
+    found = likelihood.predict(mean, covariance, None) if link == "probit" else None
+    found = likelihood.predict(mean, covariance, _draws(mean, covariance, samples, seed)) if found is None else found
+    return Predictive(mean, covariance, **(found or {}))
 
 
 def _linearised(
@@ -90,15 +93,13 @@ def _linearised(
     return f.double(), covariance
 
 
-def _probabilities(mean: Tensor, covariance: Tensor, link: Link, samples: int, seed: int) -> Tensor:
-    if link == "probit":
-        variance = covariance.diagonal(dim1=1, dim2=2)
-        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1)
+def _draws(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
+    """(samples, B, D) from N(mean, covariance)."""
     # One draw for all inputs: an input's probabilities do not depend on its batchmates.
     noise = torch.randn(samples, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    return (mean + torch.einsum("bij,nj->nbi", root, noise.to(mean.device))).softmax(-1).mean(0)
+    return mean + torch.einsum("bij,nj->nbi", root, noise.to(mean.device))
 
 
 @dataclass(frozen=True)

@@ -7,28 +7,32 @@ part, of which the evidence does not say all, and in a layer without effective p
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from torch import nn
 
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import is_under
+from autosym.evidence.cautions import Caution
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.wording import WHOLE
-from autosym.linear.groups import keeps
+from autosym.linear.path import NOTHING, Kept
+from autosym.linear.sparse import Sparse
 from autosym.nn import symmetrised
 from autosym.nn.layers import Relaxed
 from autosym.nn.symmetrised import Range
 from autosym.runtime.tables import table
 
+WHOLE = 0.05  # of a network: what was in paths that break a planted symmetry, as a rule (docs/findings.md)
+
 
 @dataclass(frozen=True)
 class PathShare:
-    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors, omega).
+    """One path of one layer. ``precision`` is by name of its parts (weights, biases, factors, omega); a free path ``keeps`` nothing.
 
-    ``omega`` holds the inverse lengthscales of a sparse path: 0 is constant in space. A prior on omega makes a layer symmetric by omega,
-    not by its share: look at ``equivariance_error``.
+    ``omega`` holds the inverse lengthscales of a sparse path: 0 is constant in space. A prior on omega (``learned_omega``) makes a layer
+    symmetric by omega, not by its share: look at ``equivariance_error``.
     """
 
     layer: str
@@ -39,6 +43,8 @@ class PathShare:
     effective_parameters: float
     share: float
     omega: dict[str, float]
+    keeps: Kept = NOTHING
+    learned_omega: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Symmetry:
 
     paths: tuple[PathShare, ...]
     ranges: tuple[Range, ...] = ()
-    cautions: tuple[str, ...] = ()  # what must be known before they are relied on
+    cautions: tuple[Caution, ...] = ()  # what must be known before they are relied on
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
     relaxed: bool = False  # whether the model is one that ``relax`` returned
 
@@ -59,10 +65,10 @@ class Symmetry:
         return self._by_layer(self._breaking(None))
 
     def broken_share(self, group: str) -> dict[str, float]:
-        """By layer, the share of all paths that are not equivariant to ``group``, that of a path ``gconv:GROUP``.
+        """By layer, the share of all paths that are not equivariant to ``group``, which is that of some path.
 
-        A convolution beside a group convolution breaks the group; one over a larger group keeps it, and so, it is taken, do symmetric paths
-        that are no convolutions.
+        A convolution beside a group convolution breaks the group; one over a larger group keeps it. So, it is assumed, does a symmetric
+        path that does not say what it keeps.
         """
         return self._by_layer(self._breaking(group))
 
@@ -81,29 +87,28 @@ class Symmetry:
 
         That is where one is not a number, and under a prior on omega, which makes paths symmetric whatever they hold.
         """
-        if math.isnan(self.network_share()) or any(part.endswith("omega") for p in self.paths for part in p.precision):
+        if math.isnan(self.network_share()) or any(path.learned_omega for path in self.paths):
             return {}
         layers = {path.layer for path in self.paths}
-        full = [g for g in self._groups() if {p.layer for p in self.paths if p.symmetric and keeps(p.path, g)} == layers]
+        full = [g for g in self._groups() if {path.layer for path in self.paths if g in path.keeps} == layers]
         return {"free": self.network_share(), **{group: self.network_share(group) for group in full}}
 
     def optional(self) -> list[PathShare]:
         """The paths that break a symmetry which another path of their layer keeps, as far as they have a share (``simplify``)."""
 
         def breaks(path: PathShare, other: PathShare) -> bool:
-            group = other.path.removeprefix("gconv:")
-            kept = path.symmetric and (group == other.path or keeps(path.path, group))
+            kept = path.symmetric and (not other.keeps.group or other.keeps.group in path.keeps)
             return other.layer == path.layer and other.symmetric and not kept
 
         return [path for path in self if not math.isnan(path.share) and any(breaks(path, other) for other in self)]
 
     def _groups(self) -> list[str]:
-        return list(dict.fromkeys(p.path.removeprefix("gconv:") for p in self.paths if p.path.startswith("gconv:")))
+        return list(dict.fromkeys(path.keeps.group for path in self.paths if path.keeps.group))
 
     def _breaking(self, group: str | None) -> list[PathShare]:
         if group is not None and group not in self._groups():
             raise ValueError(f"no layer has a path for {group!r}; those there are: {', '.join(self._groups()) or 'none'}")
-        return [path for path in self.paths if not (path.symmetric and (group is None or keeps(path.path, group)))]
+        return [path for path in self.paths if not (path.symmetric and (group is None or group in path.keeps))]
 
     def _by_layer(self, some: Sequence[PathShare]) -> dict[str, float]:
         shares = dict.fromkeys((path.layer for path in self.paths), 0.0)
@@ -113,7 +118,12 @@ class Symmetry:
 
     def as_dicts(self) -> list[dict]:
         """Ready for JSON: a share that is not a number is None."""
-        return [asdict(path) | {"share": None if math.isnan(path.share) else path.share} for path in self.paths]
+        return [
+            asdict(path)
+            | {"share": None if math.isnan(path.share) else path.share}
+            | {"keeps": asdict(path.keeps) | {"groups": list(path.keeps.groups)}}
+            for path in self.paths
+        ]
 
     def __str__(self) -> str:
         said = [f"averaged over {'; '.join(map(str, self.ranges))}"] if self.ranges else []
@@ -140,6 +150,17 @@ class Symmetry:
         if not self.simplified and self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:
             said.append("what that is worth: autosym.simplify(fit, data)")
         return "\n".join([table(rows, "<<<<>>"), *said])
+
+
+def from_dicts(rows: Sequence[Mapping[str, Any]]) -> tuple[PathShare, ...]:
+    """The paths that ``Symmetry.as_dicts`` wrote: None is not a number."""
+    found = []
+    for row in rows:
+        known = {field.name: row[field.name] for field in fields(PathShare) if field.name in row}
+        numbers = {name: math.nan if known[name] is None else known[name] for name in ("share", "effective_parameters")}
+        keeps = Kept(**{**known["keeps"], "groups": tuple(known["keeps"]["groups"])})
+        found.append(PathShare(**{**known, **numbers, "keeps": keeps}))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -181,10 +202,11 @@ def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symme
             stem = f"{layer}.{path}".lstrip(".")
             names = [name for name in found.gammas if is_under(name, stem)]
             deltas = {name[len(stem) + 1 :].replace(".basis", "") or path: precision[name] for name in names}
-            omega = {
-                n.removesuffix(".basis.omega"): float(t) for n, t in module[path].state_dict().items() if n.endswith(".omega")
-            }
+            sparse = {part or path: m for part, m in module[path].named_modules() if isinstance(m, Sparse)}
+            omega = {part: float(m.basis.omega.detach()) for part, m in sparse.items()}
+            learned = any(m.basis.omega.requires_grad for m in sparse.values())
             counts = int(_under(found.covered, stem)), _under(found.gammas, stem), found.share(layer, stem)
-            rows.append(PathShare(layer, path, path in module.symmetric, deltas, *counts, omega))
+            symmetric = path in module.symmetric
+            rows.append(PathShare(layer, path, symmetric, deltas, *counts, omega, module.keeps(path), learned))
     relaxed = any(hasattr(module, "relaxation") for module in model.modules())
     return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), relaxed=relaxed)

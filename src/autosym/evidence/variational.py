@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import sites
+from autosym.curvature.passes import Pass
 from autosym.evidence.record import Evidence
 from autosym.linear.path import Path
-from autosym.runtime.batching import Data, batches, check_loader, check_seen, to_model
+from autosym.runtime.batching import Data
 
 
 class MatrixNormal(nn.Module):
@@ -188,17 +189,11 @@ def at(
 ) -> Evidence:
     """An unbiased estimate of the bound over all of ``data``, by ``count`` sets of weights for all of it."""
     likelihood = likelihoods.of(likelihood)
-    check_loader(data)
-    weights = posterior.sample(count)
-    total, samples, outputs = torch.zeros((), dtype=torch.float64), 0, 1
-    for index, batch in enumerate(batches(data, batch_size)):
-        x, y = to_model(*batch, model, f"batch {index}")
+    shown, weights = Pass(model, data, likelihood, batch_size, alone=True), posterior.sample(count)
+    total = torch.zeros((), dtype=torch.float64)
+    for x, y, _, _ in shown:
         with torch.no_grad():
-            f = model(x[:2])
-        outputs = f.shape[1]
-        likelihood.check(outputs, y)
-        likelihood.check_outputs(f, model)
+            shown.check(model(x[:2]), y)
         total = total + expected_statistic(model, weights, x, y, likelihood).to(total)
-        samples += len(x)
-    check_seen(samples, data)
-    return posterior.evidence(likelihood.log_likelihood(total, samples * outputs), samples, hidden)
+    shown.finish()
+    return posterior.evidence(likelihood.log_likelihood(total, shown.samples * shown.outputs), shown.samples, hidden)

@@ -4,7 +4,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
-from autosym.linear.path import Path, Tangents
+from autosym.linear.path import Kept, Path, Tangents
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "FactoredIn",
     "FactoredOut",
     "GroupConv",
+    "Kept",
     "Path",
     "Pool",
     "SparseConv",

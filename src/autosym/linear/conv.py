@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.linear.circular import circular_conv, patches, shifted_correlations
-from autosym.linear.path import BORDERS, Path
+from autosym.linear.path import BORDERS, Kept, Path
 from autosym.linear.plain import Convolution
 
 
@@ -17,6 +17,8 @@ class Conv(Path):
     ``padding_mode`` is one of torch's ("circular", "zeros", "reflect", "replicate"). With ``stride=1`` and circular
     padding it is exactly equivariant to translations. With ``sequences`` it takes (B, C, L), read as maps of height 1.
     """
+
+    keeps = Kept(equivariant=True)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from autosym.linear.path import Path
+from autosym.linear.path import Kept, Path
 from autosym.linear.plain import Matrix, Pooled
 
 
@@ -38,6 +38,8 @@ class Dense(Path):
 
 class Pool(Path):
     """Dense on the mean over positions, y = W mean_p x[c, p], of flattened maps (B, C P): invariant to translations; K = S = 1."""
+
+    keeps = Kept(invariant=True, every=True)  # where positions go makes no difference
 
     def __init__(self, channels: int, positions: int, outputs: int):
         super().__init__(1, outputs, channels, bound=channels**-0.5)
@@ -75,6 +77,12 @@ class Bias(Path):
         axes = range(1, len(self.shape) + 1)
         self.order = sorted(axes, key=lambda axis: self.shape[axis - 1] == self.out_shape[axis - 1])
         self.positions = math.prod(self.out_shape) // math.prod(self.shape) if expand else 1
+
+    @property
+    def keeps(self) -> Kept:
+        """It depends on no input. It breaks nothing if it is one number for each channel."""
+        constant = all(size == 1 for size in self.shape[1:])
+        return Kept(equivariant=constant, invariant=True, every=constant)
 
     def columns(self, x: Tensor) -> Tensor:
         return x.new_ones(x.shape[0], self.positions, 1, 1)

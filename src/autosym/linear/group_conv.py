@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from autosym.linear.circular import circular_conv, patches, wrap
-from autosym.linear.groups import Group, grid_action
-from autosym.linear.path import INTERPOLATION, Path
+from autosym.linear.groups import Group, grid_action, nested
+from autosym.linear.path import INTERPOLATION, Kept, Path
 from autosym.linear.plain import Convolution
 
 
@@ -36,6 +36,10 @@ class GroupConv(Path):
             products = group.table if not lift else torch.zeros(len(group), 1, dtype=torch.long)
         self.register_buffer("turns", turns, persistent=False)  # [g, v, u]: how g moves u to v
         self.register_buffer("products", products, persistent=False)  # [g, h]: g h
+
+    @property
+    def keeps(self) -> Kept:
+        return Kept(equivariant=True, groups=nested(self.group))
 
     def columns(self, x: Tensor) -> Tensor:
         order, k = self.products.shape[1], self.kernel_size

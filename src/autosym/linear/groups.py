@@ -173,12 +173,8 @@ GROUPS = {
     "flip-vertical": generated("flip-vertical", FLIP_VERTICAL),
     "c8": generated("c8", rotation(45)),  # by interpolation: equivariance is approximate
 }
-PLAIN = ("conv", "s-conv")  # paths that are equivariant to translations alone
 
 
-def keeps(path: str, group: str) -> bool:
-    """Whether a symmetric path is equivariant to a group: over it, or over one that nests it. Plain convolutions are not, others may be."""
-    if not path.startswith("gconv:"):
-        return path not in PLAIN
-    name = path.removeprefix("gconv:")
-    return name == group or (name in GROUPS and group in GROUPS and GROUPS[name].nests(GROUPS[group]))
+def nested(group: Group) -> tuple[str, ...]:
+    """The names of the groups that a map over ``group`` is equivariant to: its own, and those of ``GROUPS`` that it nests."""
+    return tuple(dict.fromkeys([group.name, *(name for name, other in GROUPS.items() if group.nests(other))]))

@@ -12,6 +12,7 @@ What else is to be known of a path, it says itself, by values and methods that h
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -35,6 +36,37 @@ class Definition(Protocol):
     def rows(self, g: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a linear map keeps: by default nothing.
+
+    ``equivariant`` and ``invariant`` are to translations; a map that is constant in space is both. ``groups`` names the groups that it is
+    equivariant to as well, its own first, then those within it. ``every``: whichever group it is, as for the mean over all positions.
+    """
+
+    equivariant: bool = False
+    invariant: bool = False
+    groups: tuple[str, ...] = ()
+    every: bool = False
+
+    def __contains__(self, group: str) -> bool:
+        return self.every or group in self.groups
+
+    def __and__(self, other: "Kept") -> "Kept":
+        """What both keep."""
+        common = tuple(group for group in self.groups or other.groups if group in self and group in other)
+        translations = self.equivariant and other.equivariant, self.invariant and other.invariant
+        return Kept(*translations, common, self.every and other.every)
+
+    @property
+    def group(self) -> str:
+        """Its own group, if it has one."""
+        return self.groups[0] if self.groups else ""
+
+
+NOTHING = Kept()
+
+
 class Path(nn.Module):
     """One linear map, ``weight`` of shape (K, out, in), under one prior."""
 
@@ -49,6 +81,11 @@ class Path(nn.Module):
     def __init__(self, blocks: int, rows: int, columns: int, bound: float):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(blocks, rows, columns).uniform_(-bound, bound))
+
+    @property
+    def keeps(self) -> Kept:
+        """Which symmetry the map has, whatever its weights: nothing, unless the path says so."""
+        return NOTHING
 
     def size(self) -> float:
         """The size of the weights, in units of which relative steps are: their root mean square, or ``start_size``."""

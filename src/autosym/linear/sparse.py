@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from autosym.linear.circular import circular_conv, patches, wrap
 from autosym.linear.frames import Frame
-from autosym.linear.path import Definition, Path, Tangents
+from autosym.linear.path import Definition, Kept, Path, Tangents
 from autosym.linear.plain import Convolution
 
 SMOOTH = 0.1  # initial anchor values leave out what the basis shrinks below this part: it would take huge ones to say little
@@ -141,6 +141,8 @@ class Sparse(Path):
 
 class SparseConv(Sparse):
     """S-CONV (Eq. 6) at stride 1 with circular padding: u of shape (1, C', C P), columns are patches projected on the basis."""
+
+    keeps = Kept(equivariant=True)
 
     def __init__(
         self,

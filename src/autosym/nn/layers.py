@@ -8,7 +8,8 @@ are convolutional, and a choice per batch would make a sample's output depend on
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import and_
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,12 @@ from autosym.linear.dense import Bias, Dense
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import Group
-from autosym.linear.path import Path
+from autosym.linear.path import NOTHING, Kept, Path
 from autosym.linear.plain import Factors, Plain, matrix_of
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from autosym.runtime.graphs import beside
+
+TORCH = {nn.Conv1d: Conv.keeps, nn.Conv2d: Conv.keeps, nn.Linear: NOTHING}  # what layers that are no paths keep
 
 
 class Branch(nn.Module):
@@ -177,6 +180,15 @@ class Relaxed(nn.ModuleDict):
             outputs.append(polyphase(total, self.stride))
         outputs += free()
         return sum(outputs[1:], outputs[0]) / len(self)
+
+    def keeps(self, name: str) -> Kept:
+        """What a path keeps: a free one nothing, a symmetric one what all its parts do. If they do not say: a symmetry without a name."""
+        if name in self.free:
+            return NOTHING
+        parts = [part for part in self[name].modules() if isinstance(part, Path) or type(part) in TORCH]
+        said = [part.keeps if isinstance(part, Path) else TORCH[type(part)] for part in parts]
+        kept = reduce(and_, said) if said else NOTHING
+        return Kept(every=True) if kept == NOTHING else kept
 
     def extra_repr(self) -> str:
         return f"symmetric={self.symmetric}, free={self.free}, stride={self.stride}"

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autosym.nn.warping import exponential, resampling, warped
 from autosym.runtime.batching import check_module
 
 Symmetry = str | Iterable[str] | Mapping[str, float]
@@ -120,7 +121,7 @@ class Transformations(nn.Module):
     def matrices(self, draws: Tensor | None = None) -> Tensor:
         """T for every row of ``draws`` (S, k), by default those in use: (S, 3, 3) in float64, differentiable in ``raw``."""
         draws = self.draws if draws is None else draws
-        return _exponential(torch.einsum("sk,kij->sij", draws.double() * self.widths(), self.generators.double()))
+        return exponential(torch.einsum("sk,kij->sij", draws.double() * self.widths(), self.generators.double()))
 
     def forward(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
         """T_s x for every draw: images (B, C, H, W) as (B, S, C, H, W), coordinates (B, 2) as (B, S, 2).
@@ -147,7 +148,7 @@ class Transformations(nn.Module):
                 f"images of {height}x{width} have more than the {LARGEST} pixels of which where='weights' holds maps: resize them, "
                 "or use where='input'"
             )
-        R = _resampling(self.matrices(-self.draws).to(x), height, width, self.padding)
+        R = resampling(self.matrices(-self.draws).to(x), height, width, self.padding)
         return torch.einsum("bcp,sqp->bscq", x.flatten(2), R).reshape(len(x), -1, *x.shape[1:])
 
     def ranges(self) -> dict[str, Range]:
@@ -161,7 +162,7 @@ class Transformations(nn.Module):
     def _resampled(self, x: Tensor, draws: Tensor) -> Tensor:
         """Images by every draw. The grid is one for all samples, which are its channels."""
         flat = x.reshape(1, -1, *x.shape[2:]).expand(len(draws), -1, -1, -1)
-        return _warped(flat, self.matrices(-draws), self.padding).unflatten(1, x.shape[:2]).transpose(0, 1)
+        return warped(flat, self.matrices(-draws), self.padding).unflatten(1, x.shape[:2]).transpose(0, 1)
 
     def check(self, x: Tensor) -> str:
         """What inputs are, "images" or "coordinates"; others are refused."""
@@ -278,7 +279,7 @@ class Augmentation(nn.Module):
         draws = 2 * torch.rand(len(x), len(self.transformations.names), dtype=torch.float64) - 1
         draws = draws.to(self.transformations.raw.device)
         if self.transformations.check(x) == "images":
-            return _warped(x, self.transformations.matrices(-draws), self.transformations.padding)
+            return warped(x, self.transformations.matrices(-draws), self.transformations.padding)
         T = self.transformations.matrices(draws).to(x)
         return torch.einsum("bij,bj->bi", T[:, :2, :2], x) + T[:, :2, 2]
 
@@ -320,50 +321,9 @@ def _generators(names: tuple[str, ...]) -> Tensor:
     return G
 
 
-def _grid(inverse: Tensor, height: int, width: int) -> Tensor:
-    """T^-1 p for every pixel p of an image: (N, H, W, 2), in halves of each side from the centre."""
-    # Sampling measures in halves of each side (align_corners=False), generators in halves of the longer one.
-    side = torch.stack([inverse.new_full((), n / max(height, width)) for n in (width, height, max(height, width))])
-    theta = (inverse * side / side[:, None])[:, :2]
-    return F.affine_grid(theta, [len(inverse), 1, height, width], align_corners=False)
-
-
-def _warped(x: Tensor, inverse: Tensor, padding: str) -> Tensor:
-    """out(p) = x(T^-1 p) of images (N, C, H, W), for T^-1 (N, 3, 3); bilinear."""
-    grid = _grid(inverse, *x.shape[-2:]).to(x)
-    return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
-
-
-def _resampling(inverse: Tensor, height: int, width: int, padding: str) -> Tensor:
-    """``_warped`` as matrices R (N, HW in, HW out): out = x R, of products of hats max(0, 1 - |distance|) along rows and columns.
-
-    Their derivative in T is one of plain products, without the scattered sums of that of ``grid_sample``, which are slow on a GPU.
-    """
-    hats = []
-    for place, size in zip(_grid(inverse, height, width).flatten(1, 2).unbind(-1), (width, height), strict=True):
-        where = ((place + 1) * size - 1) / 2  # in pixels
-        where = where.clamp(0, size - 1) if padding == "border" else where
-        pixels = torch.arange(size, dtype=where.dtype, device=where.device)
-        hats.append((1 - (where[:, None] - pixels[:, None]).abs()).relu())  # (N, size, HW out)
-    across, down = hats
-    return (down[:, :, None] * across[:, None]).flatten(1, 2)
-
-
 def _range(name: str, width: float, half: float | None) -> Range:
     if name == "rotation":
         return Range(name, width, math.degrees(width), "degrees")
     if name.endswith("translation"):
         return Range(name, width, width * (half or 1.0), "pixels" if half else "units of the coordinates")
     return Range(name, width, math.exp(width), "factor")
-
-
-def _exponential(M: Tensor) -> Tensor:
-    """exp of (S, 3, 3) by scaling and squaring, with a fixed number of terms: nothing waits for a GPU to choose it."""
-    M, total = M / 2**8, torch.eye(3, dtype=M.dtype, device=M.device)
-    term = total
-    for n in range(1, 10):
-        term = term @ M / n
-        total = total + term
-    for _ in range(8):
-        total = total @ total
-    return total

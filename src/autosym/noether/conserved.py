@@ -101,7 +101,8 @@ class Network(nn.Module):
 def recordable_exponential(a: Tensor, squarings: int = 6, degree: int = 8) -> Tensor:
     """exp(a) = (sum_n (a / 2^s)^n / n!)^(2^s) by so many products whatever a is: torch's own waits for the device to choose a number.
 
-    In single precision it is exact to about 1e-5 for norms up to 2^(s - 1) = 32: five turns of a rotation.
+    In single precision it is exact to about 1e-5 for norms up to 2^(s - 1) = 32: five turns of a rotation. (``nn.warping.exponential``
+    is for the 3x3 matrices of the plane, in double precision, which takes more products.)
     """
     scaled, one = a / 2**squarings, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     found = one + scaled / degree

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autosym.evidence import wording
 from autosym.noether.conserved import Quadratic
 from autosym.noether.known import Known, unit
+from autosym.report.words import APPROXIMATE
 
 STANDS_OUT = 0.2  # of the largest singular value: below it a direction is what is left of the start
 DRIFTS = 0.25  # a quantity that changes by more than this part of what any would is not conserved, whatever its evidence
@@ -95,9 +95,7 @@ class Discovery:
         lines += [f"C{i + 1} = {q}" for i, q in enumerate(self.quantities)]
         if self.drifting:
             worst = max(q.drift for q in self.drifting)
-            lines.append(
-                f"Not counted: {len(self.drifting)} that stand out but {wording.APPROXIMATE} (drift up to {worst:.0%})."
-            )
+            lines.append(f"Not counted: {len(self.drifting)} that stand out but {APPROXIMATE} (drift up to {worst:.0%}).")
         lines.append("Singular values: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
         lines.append(
             f"Log evidence {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry; "

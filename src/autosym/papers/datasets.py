@@ -6,16 +6,19 @@ The variants are deterministic by seed. Two of them with one seed share their dr
 import gzip
 import math
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from autosym.nn.warping import warped
+from autosym.runtime import files
 
 Pairs = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -80,14 +83,11 @@ def cifar10(folder: str | Path | None = None, download: bool = True) -> Pairs:
 
     def fetch(root: Path, missing: Sequence[str]) -> None:
         archive = _retrieve(CIFAR10_URL, CIFAR10_MD5, root)
-        (root / "cifar-10-batches-bin").mkdir(exist_ok=True)
         with tarfile.open(archive) as tar:
             for name in missing:
-                packed, path = tar.extractfile(f"cifar-10-batches-bin/{name}"), root / "cifar-10-batches-bin" / name
+                packed = tar.extractfile(f"cifar-10-batches-bin/{name}")
                 assert packed is not None
-                with packed, path.with_suffix(".part").open("wb") as part:  # under its name only when it is whole
-                    shutil.copyfileobj(packed, part)
-                path.with_suffix(".part").replace(path)
+                files.write(root / "cifar-10-batches-bin" / name, packed.read())
 
     places = (".", "cifar-10-batches-bin", "cifar10")
     hint = "; take the binary version: the python version is pickles, which can run any code when opened, and is not read"
@@ -228,15 +228,17 @@ def quadrants(images: Tensor, seed: int, size: int = 32) -> tuple[Tensor, Tensor
         count, channels, height, width = x.shape
         canvas = x.new_zeros(count, channels, 2, height, 2, width)
         canvas[torch.arange(count, device=x.device), :, q // 2, :, q % 2] = x
-        return _resize(canvas.reshape(count, channels, 2 * height, 2 * width), size)
+        return _resize(canvas.reshape(count, channels, 2 * height, 2 * width), (size, size))
 
     return _chunked(place, (size, size), images, quadrant), quadrant
 
 
-def resized(images: Tensor, size: int = 32) -> Tensor:
-    """Images (N, C, H, W) as (N, C, size, size): bilinear between pixel centres, antialiased where that is smaller."""
+def resized(images: Tensor, size: int | tuple[int, int] = 32) -> Tensor:
+    """Images (N, C, H, W) in another size, (height, width) or of a square: bilinear between pixel centres, antialiased where that is
+    smaller."""
     _check(images)
-    return _chunked(lambda x: _resize(x, size), (size, size), images)
+    size = (size, size) if isinstance(size, int) else size
+    return _chunked(lambda x: _resize(x, size), size, images)
 
 
 def rotated(images: Tensor, seed: int, degrees: float = 180.0) -> Tensor:
@@ -325,21 +327,14 @@ def _moved(x: Tensor, down: Tensor, right: Tensor, flip: Tensor | None = None) -
     return _picked(F.pad(x, (1, 1, 1, 1)), rows + 1, columns + 1)
 
 
-def _resize(x: Tensor, size: int) -> Tensor:
-    return F.interpolate(x, (size, size), mode="bilinear", align_corners=False, antialias=True)
+def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)
 
 
 def _warped(images: Tensor, maps: Tensor) -> Tensor:
     """out(p) = image(A p) with A (N, 2, 2) acting on (x, y) in pixels from the centre; bilinear, zero outside the image."""
     _check(images)
-    # affine_grid measures in halves of the image: -1 and 1 are the outer edges of the border pixels (align_corners=False).
-    half = images.new_tensor([images.shape[3], images.shape[2]])
-    theta = F.pad(maps.to(images) * half / half[:, None], (0, 1))
-
-    def warp(x: Tensor, t: Tensor) -> Tensor:
-        return F.grid_sample(x, F.affine_grid(t, list(x.shape), align_corners=False), align_corners=False)
-
-    return _chunked(warp, images.shape[2:], images, theta)
+    return _chunked(partial(warped, unit=1.0), images.shape[2:], images, F.pad(maps.to(images), (0, 1)))
 
 
 def _uniform(images: Tensor, seed: int) -> Tensor:

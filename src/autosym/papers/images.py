@@ -1,5 +1,6 @@
 """What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
 
+import io
 import math
 import statistics
 import warnings
@@ -18,7 +19,7 @@ from autosym.papers import datasets
 from autosym.papers.measuring import METHODS, train_and_measure, write
 from autosym.report import run_files
 from autosym.report.drawing import draw_precisions, draw_shares, print_table
-from autosym.runtime import processes
+from autosym.runtime import files, processes
 from autosym.training.schedule import Schedule
 
 Pair = tuple[Tensor, Tensor]
@@ -148,12 +149,9 @@ def keep(result: dict[str, Any], file: Path) -> None:
     if kept.exists() and run_files.read(kept)["config"]["epochs"] > result["config"]["epochs"]:
         warnings.warn(f"{kept} is of a longer run, and is not replaced: this result is in the folder of its run", stacklevel=2)
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.tmp")
-    with open(temporary, "wb") as opened:
-        np.save(opened, np.asarray(predicted, dtype=np.uint8))
-    temporary.replace(file.with_name(f"{file.name}.npy"))
-    write(result, file.with_name(f"{file.name}.json"))
+    np.save(labels := io.BytesIO(), np.asarray(predicted, dtype=np.uint8))
+    files.write(file.with_name(f"{file.name}.npy"), labels.getvalue())
+    write(result, kept)
 
 
 def rows(

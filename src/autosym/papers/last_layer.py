@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from autosym.bayes import likelihoods
-from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.verification import refuse_batch_dependence
 from autosym.evidence.gradient import asking
 from autosym.evidence.record import Evidence
@@ -83,17 +83,20 @@ def expected_log_likelihood(
 
 def _expected(
     mean: Tensor, variance: Tensor, targets: Tensor, likelihood: Likelihood, noise: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """sum_n E_q log p(y_n | f_n), and E_q of minus its second derivative in each output (B, D), from the moments of the outputs."""
-    if isinstance(likelihood, Gaussian):
-        squares = likelihood.statistic(mean, targets).double() + variance.sum().double()
-        curvature = likelihood.diagonal(mean) * likelihood.scale().to(mean)
-        return likelihood.log_likelihood(squares, mean.numel()), curvature
-    if noise is None:
-        raise ValueError(f"the expectation of a {likelihood.name} likelihood is not in closed form: give noise (K, B, outputs)")
-    f = (mean + variance.clamp_min(TINY).sqrt() * noise).flatten(0, -2)
-    draws = f.shape[0] // len(mean)
-    return likelihood.statistic(f, targets.repeat(draws)) / draws, likelihood.diagonal(f).unflatten(0, (draws, -1)).mean(0)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """sum_n E_q log p(y_n | f_n), E_q of minus its second derivative in each output (B, D), and E_q of the statistic."""
+    found = likelihood.expected(mean, variance, targets)
+    if found is None:
+        if noise is None:
+            raise ValueError(
+                f"the expectation of a {likelihood.name} likelihood is not in closed form: give noise (K, B, outputs)"
+            )
+        f = (mean + variance.clamp_min(TINY).sqrt() * noise).flatten(0, -2)
+        draws = f.shape[0] // len(mean)
+        again = targets.repeat(draws, *(1,) * (targets.dim() - 1))
+        found = likelihood.statistic(f, again) / draws, likelihood.diagonal(f).unflatten(0, (draws, -1)).mean(0)
+    statistic, diagonal = found
+    return likelihood.log_likelihood(statistic, mean.numel()), diagonal * likelihood.scale(), statistic
 
 
 def at(
@@ -154,7 +157,7 @@ class Natural:
 
     @torch.no_grad()
     def gather(self, curvature: Tensor, squares: Tensor) -> None:
-        """H towards the ``curvature`` (D, M, M) of all samples; and the squares E_q |y - f|^2 of Gaussian noise."""
+        """H towards the ``curvature`` (D, M, M) of all samples; and E_q of the statistic, the squares |y - f|^2 of Gaussian noise."""
         self.data.lerp_(curvature, self.memory)
         self.squares.lerp_(squares.to(self.squares), self.memory)
 
@@ -193,11 +196,8 @@ class Natural:
         determined = size - head.log_precision.double().exp() * head.root().double().square().sum()
         wanted = (determined.clamp_min(1e-3 * size) / squares.clamp_min(1e-30)).log()
         head.log_precision.add_((wanted - head.log_precision).clamp(-TRUST, TRUST))
-        if isinstance(self.likelihood, Gaussian):
-            own, wanted = self.likelihood.log_variance, (self.squares / (self.count * len(head.mean))).log()
-            moved = own + (wanted - own).clamp(-TRUST, TRUST)
-            self.data.mul_(torch.exp(own - moved))  # H is in units of the noise
-            own.copy_(moved)
+        grown = self.likelihood.update(self.squares, self.count * len(head.mean), trust=TRUST)
+        self.data.mul_(grown)  # H is in units of the noise
 
 
 def learn(
@@ -239,8 +239,11 @@ def learn(
     count = size_of(data) or sum(len(x) for x, _ in batches(data, batch_size))
     weights = [p for p in features.parameters() if p.requires_grad]
     widths = [part.raw for part in parts if part.learn]
-    natural = None if point_estimate else Natural(head, likelihood.to(device), count)
-    adam, ranges = Adam(weights + ([head.mean, *likelihood.parameters()] if point_estimate else [])), Adam(widths)
+    learned = list(likelihood.hyperparameters().values())
+    for tensor in learned:
+        tensor.data = tensor.data.to(device)
+    natural = None if point_estimate else Natural(head, likelihood, count)
+    adam, ranges = Adam(weights + ([head.mean, *learned] if point_estimate else [])), Adam(widths)
     steps = _Steps(features, head, likelihood, count, adam, ranges, natural, tensor_cores and device.type == "cuda")
     step, generator = Captured(steps, capture), torch.Generator(device).manual_seed(seed)
     done, position, new, lines = 0, 0.0, REFRESH, list[dict[str, Any]]()
@@ -349,13 +352,12 @@ class _Steps:
         mean, variance = self.head.moments(phi)
         shift = torch.zeros_like(mean).requires_grad_()
         with torch.enable_grad():
-            fit, curvature = _expected(mean + shift, variance, y, self.likelihood, noise)
+            fit, curvature, squares = _expected(mean + shift, variance, y, self.likelihood, noise)
         with fast_products(self.fast):
             slope, *gradients = torch.autograd.grad(fit, [shift, *learned])
         phi = phi.detach()
         weighted = curvature.detach().T[:, :, None].sqrt() * phi
-        squares = self.likelihood.statistic(mean, y) + variance.sum() if isinstance(self.likelihood, Gaussian) else fit
-        return fit, slope.T @ phi, weighted.mT @ weighted, squares.detach(), variance.detach(), gradients
+        return fit, slope.T @ phi, weighted.mT @ weighted, squares.detach().to(mean.dtype), variance.detach(), gradients
 
     def take_bound(self) -> float:
         """The bound over an epoch, as it was while q moved; of a point estimate the log-likelihood."""

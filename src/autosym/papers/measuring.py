@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from autosym.evidence.predictive import Scores, scores
 from autosym.nn.symmetrised import described
 from autosym.report import findings
-from autosym.runtime import processes
+from autosym.runtime import files, processes
 from autosym.runtime.batching import Augment
 from autosym.runtime.provenance import provenance
 from autosym.training.fitting import fit
@@ -97,7 +97,7 @@ def train_and_measure(
         },
         "config": asdict(run),
         "symmetry": (learned := fitted.symmetry()).as_dicts(),
-        "cautions": list(learned.cautions),
+        "cautions": list(map(str, learned.cautions)),
         "ranges": described(net),
         "schedule": findings.settings(schedule),
         "correct": (predicted == y).int().tolist(),
@@ -136,9 +136,5 @@ def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
 
 def write(result: Mapping[str, Any], path: Path, indent: int | None = 1) -> None:
     """A result as JSON, whole or not at all; of several processes the first writes."""
-    if not processes.first():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=indent, allow_nan=False) + "\n")
-    temporary.replace(path)
+    if processes.first():
+        files.write(path, json.dumps(result, indent=indent, allow_nan=False) + "\n")

@@ -24,7 +24,9 @@ from autosym.noether.found import STANDS_OUT
 from autosym.noether.hamiltonian import Moves, field, network
 from autosym.noether.regression import stacked
 from autosym.noether.systems import System, oscillators, planar_bodies
-from autosym.papers.measuring import write
+from autosym.papers.measuring import CHECKPOINT, write
+from autosym.report import run_files
+from autosym.runtime import files
 from autosym.runtime.graphs import Captured
 from autosym.runtime.provenance import provenance
 
@@ -335,14 +337,12 @@ def _state(learner: Learner) -> dict[str, Tensor]:
 
 
 def _save(learner: Learner, out: Path, epoch: int, seconds: float) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     kept = json.dumps({"epoch": epoch, "seconds": seconds, "config": asdict(learner.run)})
-    safetensors.torch.save_file(_state(learner), out / "checkpoint.tmp", {"state": kept})
-    (out / "checkpoint.tmp").replace(out / "checkpoint.safetensors")
+    files.write(out / CHECKPOINT, safetensors.torch.save(_state(learner), {"state": kept}))
 
 
 def _load(learner: Learner, out: Path) -> tuple[int, float]:
-    path = out / "checkpoint.safetensors"
+    path = out / CHECKPOINT
     if not path.exists():
         return 0, 0.0
     with safetensors.safe_open(path, "pt") as file:
@@ -369,7 +369,7 @@ def _row(run: Run, results: Path) -> dict[str, Any]:
     keys = ("negative_elbo", "test_mse", "moved_mse", "least_parallelness", "found_in_as_many", "singular_values", "seconds")
     stem = run.file.name.rpartition("-seed")[0]
     found = sorted((results / "noether").glob(f"{stem}-seed*.json"))
-    held = json.loads(found[0].read_text()) if found else {"row": {}, "config": {}}
+    held = run_files.read(found[0]) if found else {"row": {}, "config": {}}
     paper = PAPER[run.system, run.model]
     published = dict(zip(("paper_negative_elbo", "paper_test_mse", "paper_moved_mse"), paper, strict=True))
     own = {key: held["row"].get(key) for key in keys}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autosym.evidence.wording import power_of_ten
+from autosym.report.words import power_of_ten
 
 WIDTH, HEIGHT = 320, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 10, 24  # margins, with room for the ticks' words

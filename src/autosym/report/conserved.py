@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosym.evidence import wording
-from autosym.report import charts, page
+from autosym.report import charts, page, words
 from autosym.report.findings import finite
 
 
@@ -27,7 +26,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
                 **q,
                 "text": formula(q["text"]),
                 "number": i + 1,
-                "strength": wording.strength(q["nats"]) if q["nats"] > 0 else "none",
+                "strength": words.strength(q["nats"]) if q["nats"] > 0 else "none",
                 "uri": picture(G),
                 "size": len(G),
             }
@@ -66,7 +65,7 @@ def cautions(contents: Mapping[str, Any]):
         yield "The model with symmetries has no more evidence than the one without any: nothing can be concluded from its generators."
     if contents["drifting"]:
         yield (
-            f"Directions that stand out but {wording.APPROXIMATE} are approximate symmetries at best, and are not counted: there are "
+            f"Directions that stand out but {words.APPROXIMATE} are approximate symmetries at best, and are not counted: there are "
             f"{len(contents['drifting'])}."
         )
     idle = [q["name"] or q["text"] for q in contents["quantities"] if q["nats"] < 1]

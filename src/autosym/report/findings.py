@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from autosym.answer.comparison import Comparison, judged, probabilities
 from autosym.answer.equivariance import equivariance_error
-from autosym.bayes.likelihoods import Categorical, Gaussian
-from autosym.curvature import passes
-from autosym.curvature.passes import alike
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature.passes import Pass, alike
+from autosym.evidence import verdicts
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
+from autosym.evidence.shares import from_dicts
 from autosym.linear.dense import Dense
 from autosym.linear.groups import GROUPS, Group
 from autosym.linear.path import Path
@@ -65,6 +67,8 @@ def contents(
     found = {
         "title": title,
         "likelihood": fit.likelihood.name,
+        "class_count": likelihoods.classes(fit.likelihood, fit.estimate.outputs),
+        "hyperparameters": fit.likelihood.figures(),
         "samples": record.samples,
         "outputs": fit.estimate.outputs,
         "fingerprint": _as_list(fit.estimate.fingerprint),
@@ -91,8 +95,7 @@ def contents(
         "command": _call(fit),
         "provenance": provenance(_device(fit.model)),
     }
-    if isinstance(fit.likelihood, Gaussian):
-        found["sigma_noise"] = math.exp(float(fit.likelihood.log_variance) / 2)
+    found |= {key: value for key, value in fit.likelihood.figures().items() if key not in found}
     if data is not None:
         found |= {**measured(fit, data, groups), "measured_on": measured_on or _kind(fit, data)}
     return finite(found)
@@ -104,9 +107,10 @@ def _as_list(fingerprint: Tensor | None) -> list[float] | None:
 
 def _kind(fit: Fit, data: Data) -> str:
     """Whether these are the training data."""
-    sums = [passes.fingerprint(*to_model(x, y, fit.model, "the report's data")).cpu() for x, y in batches(data, 1000)]
-    own = fit.estimate.fingerprint
-    return "training" if sums and own is not None and alike(torch.stack(sums).sum(0), own) else "given"
+    own, shown = fit.estimate.fingerprint, Pass(fit.model, data, fit.likelihood, 1000, alone=True, allow_partial=True)
+    for _ in shown:
+        pass
+    return "training" if own is not None and alike(shown.fingerprint.cpu(), own) else "given"
 
 
 def settings(schedule: Schedule) -> dict[str, Any]:
@@ -132,7 +136,9 @@ def _call(fit: Fit) -> str:
     changed["seed"] = fit.seed
     options = ", ".join(f"{name}={value!r}" for name, value in changed.items())
     others = "  # with the same model, data, prior_precision, augment and evidence_data"
-    return f"autosym.fit(model, data, {fit.likelihood.name!r}, {options}){others}"
+    kind = type(fit.likelihood)
+    named = repr(fit.likelihood.name) if kind is likelihoods.LIKELIHOODS.get(fit.likelihood.name) else f"{kind.__name__}(...)"
+    return f"autosym.fit(model, data, {named}, {options}){others}"
 
 
 def _device(model: nn.Module) -> str:
@@ -147,8 +153,8 @@ def measured(fit: Fit, data: Data, groups: Sequence[str | Group]) -> dict[str, A
     x = next(batches(data, 1), (torch.empty(0),))[0]
     fitting = [group for group in groups if _acts_on(group, x)]
     errors = [asdict(row) for row in equivariance_error(fit.model, fitting, data)] if fitting else None
-    classes = isinstance(fit.likelihood, Categorical)
-    return {"equivariance": errors, "calibration": calibration(fit.model, data) if classes else None}
+    classes = likelihoods.classes(fit.likelihood, fit.estimate.outputs)
+    return {"equivariance": errors, "calibration": calibration(fit.model, data, fit.likelihood) if classes else None}
 
 
 def _acts_on(group: str | Group, x: Tensor) -> bool:
@@ -165,8 +171,8 @@ def _acts_on(group: str | Group, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
-    """Confidence against accuracy of the network's softmax, in bins; accuracy, and the mean negative log-likelihood."""
+def calibration(model: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, Any]:
+    """Confidence against accuracy of the network's probabilities of classes, in bins; accuracy, and the mean negative log-likelihood."""
     outputs, labels = [], []
     for x, y in batches(data, 1000):
         x, y = to_model(x, y, model, "the report's data")
@@ -174,8 +180,10 @@ def calibration(model: nn.Module, data: Data) -> dict[str, Any]:
         labels.append(y.cpu())
     if not outputs:
         raise ValueError("the report's data hold no samples: pass labelled ones, or data=None")
-    logits, y = torch.cat(outputs), torch.cat(labels)
-    Categorical().check(logits.shape[1], y)
+    f, y = torch.cat(outputs), torch.cat(labels)
+    likelihood.check(f.shape[1], y)
+    logits, y = likelihood.logits(f), y.long().flatten()
+    assert logits is not None
     found = scores(logits, y)
     known = {"accuracy": found.accuracy, "nll": found.nll, "error": found.calibration_error}
     return {"samples": len(y), **known, "bins": reliability(logits.softmax(1), y)}
@@ -274,6 +282,29 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first, with posterior probabilities at equal prior ones."""
     known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
     return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
+
+
+# ---- typed values again
+
+
+def class_count(contents: Mapping[str, Any]) -> int | None:
+    """How many classes the targets have (0: not known); None if they are not classes. Older files say it by their likelihood."""
+    return contents.get("class_count", contents.get("outputs") or 0 if contents.get("likelihood") == "categorical" else None)
+
+
+def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
+    """What the numbers of a report decide."""
+    schedule = contents.get("schedule") or {}
+    known = verdicts.Known(
+        (contents.get("evidence") or {}).get("log_evidence"),
+        contents.get("samples"),
+        class_count(contents),
+        contents.get("fingerprint"),
+        schedule.get("step") != "none",
+        schedule.get("lr"),
+        contents.get("history") or (),
+    )
+    return verdicts.verdict(from_dicts(contents["symmetry"]), known, contents.get("approximate"))
 
 
 # ---- plain data

@@ -5,18 +5,20 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from autosym.curvature.owners import is_under
-from autosym.evidence import wording
-from autosym.report import charts
-from autosym.report.findings import LINES, PICTURES, finite, thinned
+from autosym.evidence.verdicts import STRICT
+from autosym.report import charts, words
+from autosym.report.findings import LINES, PICTURES, decided, finite, thinned
 
 COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
 DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
 NUMBERS, LAYERS = 12000, 16  # precisions on a page at most, and layers that show all of their pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
+HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # those of other names are called by them
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
 
 
@@ -44,16 +46,21 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     schedule = contents.get("schedule") or {}
     history = bounded(contents.get("history") or [])
     calibration, ranges = contents.get("calibration"), contents.get("ranges") or []
-    said = wording.summary(contents)
+    found = decided(contents)
     return {
-        **said,
+        "headline": words.headline(found, ranges),
+        "layers": [
+            {"number": layer.number, "name": layer.name, "paths": rows, "words": words.predicate([layer])}
+            for layer, rows in zip(found.layers, by_layer(symmetry).values(), strict=True)
+        ],
+        "cautions": list(map(str, found.beside_headline())),
         "title": contents.get("title") or "A fit by autosym",
-        "invariance": wording.invariance(ranges),
+        "invariance": words.invariance(ranges),
         "ranges": range_charts(history, schedule),
         "banks": [{"name": b["name"], "uris": [png(levels) for levels in b["pictures"]]} for b in contents.get("banks") or []],
         "figures": key_figures(contents),
-        "judged": any(layer["verdict"] in ("strict", "nearly", "mixed") for layer in said["layers"]),
-        "whole": wording.whole(contents.get("broken") or {}),
+        "rule": words.RULE if any(layer.verdict in ("strict", "nearly", "mixed") for layer in found.layers) else "",
+        "whole": words.whole(contents.get("broken") or {}),
         "measured_on": MEASURED.get(contents.get("measured_on") or "", ""),
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),
@@ -87,7 +94,7 @@ def number(value: Any, digits: int = 3) -> str:
     size = abs(value)
     if size and not 1e-3 <= size < 1e6:
         power = math.floor(math.log10(size) + 1e-12)
-        return f"{value / 10.0**power:.{min(digits, 3) - 1}f} × {wording.power_of_ten(power)}".replace("-", "−")
+        return f"{value / 10.0**power:.{min(digits, 3) - 1}f} × {words.power_of_ten(power)}".replace("-", "−")
     decimals = max(0, digits - 1 - math.floor(math.log10(size))) if size else 0
     return f"{value:,.{decimals}f}".replace(",", "\u202f").replace("-", "−")
 
@@ -113,6 +120,7 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
     kind = MEASURED.get("held out" if tested else contents.get("measured_on") or "", "")
     of = "" if kind else " on the data given"
+    learned = contents.get("hyperparameters") or {"sigma_noise": contents.get("sigma_noise")}  # as earlier files have it
     found = [
         ("log evidence per sample", "evidence", per_sample, "nats"),
         (f"{kind}accuracy{of}", "accuracy", accuracy, "share"),
@@ -120,7 +128,7 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
         ("effective parameters", "effective_parameters", contents.get("effective_parameters"), ""),
         ("parameters", "parameters", contents.get("parameters", row.get("parameters")), ""),
         ("training samples", "samples", samples, ""),
-        ("noise (standard deviation)", "sigma_noise", contents.get("sigma_noise"), ""),
+        *((HYPERPARAMETERS.get(name, name), name, value, "") for name, value in learned.items()),
     ]
     return [dict(zip(("name", "key", "value", "unit"), one, strict=True)) for one in found if one[2] is not None]
 
@@ -131,6 +139,11 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
 def css_class(path: Mapping[str, Any]) -> str:
     """One colour for each path in every picture, as in ``report.colour_of``."""
     return path["path"] if path["path"] in COLOURED else "symmetric" if path["symmetric"] else "free"
+
+
+def by_layer(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The paths of every layer, in order."""
+    return {layer: list(paths) for layer, paths in groupby(symmetry, key=lambda path: path["layer"])}
 
 
 def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -244,7 +257,7 @@ def precisions(
     if not every:
         return []
     frame = _frame(history, steps, schedule) | {"bounds": (min(every), max(every)), "log": True}
-    titled = {layer["name"]: f"{layer['number']} · {layer['name']}" for layer in wording.layers(symmetry)}
+    titled = {layer: f"{number} · {layer}" for number, layer in enumerate(by_layer(symmetry), 1)}
     outside = sorted({name.rpartition(".")[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
     by_chart: dict[str, list[dict[str, Any]]] = {title: [] for title in titled.values()}
     for name in steps[-1]["precision"]:
@@ -267,7 +280,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
     """By layer, the pictures of each part of each path, as data URIs."""
     kinds = {(path["layer"], path["path"]): path for path in symmetry}
     found: dict[str, dict[str, Any]] = {}
-    numbers = {layer["name"]: layer["number"] for layer in wording.layers(symmetry)}
+    numbers = {layer: number for number, layer in enumerate(by_layer(symmetry), 1)}
     shown = max(1, min(PICTURES, LAYERS * PICTURES // max(len(numbers), 1)))
     for one in filters:
         entry = found.setdefault(one["layer"], {"name": one["layer"], "number": numbers.get(one["layer"]), "parts": []})
@@ -280,7 +293,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
                 "of": one["of"],
                 "scale": one["scale"],
                 "size": f"{len(one['pictures'][0])} × {len(one['pictures'][0][0])}",
-                "faded": path["share"] is not None and path["share"] < wording.STRICT,
+                "faded": path["share"] is not None and path["share"] < STRICT,
             }
         )
     return list(found.values())
@@ -331,7 +344,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for row in ordered:
         behind = None if best is None or row["log_evidence"] is None else best - row["log_evidence"]
-        odds, strength = (wording.odds(behind), wording.strength(behind)) if behind else (None, None)
+        odds, strength = (words.odds(behind), words.strength(behind)) if behind else (None, None)
         known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
         found.append({"name": row["name"], "log_evidence": row["log_evidence"], "warnings": row.get("warnings") or [], **known})
     return found

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path as File
 from typing import Any
 
@@ -11,9 +11,13 @@ import torch
 
 from autosym.curvature.passes import alike
 from autosym.evidence.shares import PathShare
+from autosym.linear.conv import Conv
+from autosym.linear.dense import Pool
+from autosym.linear.groups import GROUPS, nested
+from autosym.linear.path import NOTHING, Kept
 from autosym.report.findings import finite, ranked, thinned
 
-PATH = {field.name for field in fields(PathShare)}  # what is known of one
+PATH = {field.name for field in fields(PathShare) if field.default is MISSING}  # what has always been known of one
 
 
 def load(run: File) -> dict[str, Any]:
@@ -38,7 +42,20 @@ def load(run: File) -> dict[str, Any]:
     if not isinstance(more, dict):
         raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
     with of_this_version(run):
-        return finite({"title": _named(result) or str(run), **more, **result, "history": thinned(more.get("history") or [])})
+        paths, history = [_as_written_now(path) for path in result["symmetry"]], thinned(more.get("history") or [])
+        return finite({"title": _named(result) or str(run), **more, **result, "symmetry": paths, "history": history})
+
+
+def _as_written_now(path: Mapping[str, Any]) -> dict[str, Any]:
+    """A path of an older file, which does not say what it keeps: its name tells."""
+    if "keeps" in path:
+        return dict(path)
+    name, group = path["path"], path["path"].removeprefix("gconv:")
+    kept = {"conv": Conv.keeps, "s-conv": Conv.keeps, "pool": Pool.keeps}.get(name, Kept(every=True))
+    if group != name:
+        kept = Kept(equivariant=True, groups=nested(GROUPS[group]) if group in GROUPS else (group,))
+    learned = any(part.endswith("omega") for part in path["precision"])
+    return {**path, "keeps": asdict(kept if path["symmetric"] else NOTHING), "learned_omega": learned}
 
 
 def _named(result: Mapping[str, Any]) -> str:

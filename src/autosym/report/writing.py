@@ -5,6 +5,7 @@ from pathlib import Path as File
 from typing import Any
 
 from autosym.report import findings, page, run_files
+from autosym.runtime import files
 from autosym.runtime.batching import Data
 from autosym.training.fitted import Fit
 
@@ -26,13 +27,7 @@ def write_page(contents: Mapping[str, Any], path: File) -> File:
 def write_text(text: str, path: File) -> File:
     """A page, whole or not at all, as the file ``path`` or as report.html in that folder."""
     path = path / "report.html" if path.is_dir() else path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write(path, text)
     return path
 
 

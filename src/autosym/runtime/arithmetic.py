@@ -1,4 +1,4 @@
-"""Arithmetic for the time of a run: no denormal numbers on a CPU, the same sums in the same order on a GPU."""
+"""Settings of arithmetic during a run: no denormal numbers on a CPU, sums in a fixed order on a GPU."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def no_denormals() -> Iterator[None]:
-    """Numbers below 1e-38 count as zero: the weights of a path that is going through them are many times slower on a CPU."""
+    """Count numbers below 1e-38 as zero. Weights that go to zero pass through them, and are many times slower there on a CPU."""
     already = float(torch.tensor(1e-310, dtype=torch.float64) * 1) == 0
     torch.set_flush_denormal(True)
     try:
@@ -20,7 +20,7 @@ def no_denormals() -> Iterator[None]:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """The same sums in the same order every time, on a GPU too (where cuBLAS needs a setting, which stays)."""
+    """Sums in the same order every time, also on a GPU. (There cuBLAS needs an environment variable, which stays set.)"""
     if not wanted:
         yield
         return

@@ -17,7 +17,7 @@ def is_pair(data: Data) -> TypeGuard[tuple[Tensor, Tensor]]:
 
 
 def size_of(data: Data) -> int | None:
-    """How many samples the data say they have; None where they do not say."""
+    """How many samples the data say they have; None if they do not say."""
     if is_pair(data):
         return len(data[0])
     source = data if isinstance(data, Dataset) else getattr(data, "dataset", None)
@@ -25,7 +25,7 @@ def size_of(data: Data) -> int | None:
 
 
 def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, targets), in order or shuffled. A loader keeps its own batches and order: both arguments are for the others."""
+    """(inputs, targets), in order or shuffled. A loader keeps its own batches and order, whatever the arguments."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
     if is_pair(data):
@@ -61,7 +61,7 @@ class Numbered:
     """(inputs, targets, their places among all samples), in order, of every ``parts``-th sample from ``part`` on.
 
     A loader that shows every process another part, padded by repeating samples, is read as its dataset: each sample counts once.
-    ``seen`` counts all samples that were read, those of other parts too.
+    ``seen`` counts all samples read, those of other parts included.
     """
 
     def __init__(self, data: Data, batch_size: int, part: int = 0, parts: int = 1):
@@ -84,28 +84,35 @@ def is_sharded(data: Data) -> bool:
 
 
 def all_finite(t: Tensor) -> bool:
-    """Whether no value is NaN or Inf, by one sum where it tells."""
+    """Whether no value is NaN or Inf. A finite sum is proof enough."""
     return bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all())
+
+
+def rows_not_finite(t: Tensor) -> list[int]:
+    """The rows of a tensor (N, ...) that hold a NaN or an Inf."""
+    finite = not t.is_floating_point() or all_finite(t)
+    return [] if finite else (~torch.isfinite(t).reshape(len(t), -1).all(1)).nonzero().flatten().tolist()
+
+
+def check_finite(t: Tensor, what: str, where: str = "") -> None:
+    """Refuse rows that hold a NaN or an Inf, by their numbers."""
+    if rows := rows_not_finite(t):
+        raise ValueError(f"{what} are not finite (NaN or Inf) in rows {rows[:5]}{where}: drop or mend them")
 
 
 def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
     """A batch on the device and in the precision of the model, if its values can be used."""
     if not x.is_floating_point():
         raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
-    if not all_finite(x):
-        rows = (~torch.isfinite(x).flatten(1).all(1)).nonzero().flatten().tolist()
-        raise ValueError(
-            f"the inputs of {which} are not finite (NaN or Inf) in rows {rows[:5]} of that batch: drop or mend them"
-        )
-    if y.is_floating_point() and not all_finite(y):
-        raise ValueError(f"the targets of {which} are not finite (NaN or Inf): drop or mend them")
+    check_finite(x, f"the inputs of {which}", " of that batch")
+    check_finite(y, f"the targets of {which}", " of that batch")
     parameter = next(model.parameters())
     y = y.to(parameter) if y.is_floating_point() else y.to(parameter.device)
     return x.to(parameter), y
 
 
 def check_module(model: object) -> None:
-    """Refuse what is given in the place of a model, a Fit, say, and name what to give."""
+    """Refuse anything but a model (a Fit, say), and say what to give."""
     if isinstance(model, nn.Module):
         return
     if isinstance(model, type):
@@ -156,7 +163,7 @@ def check_seen(seen: int, data: Data, allow_partial: bool = False) -> None:
 
 
 def checksum(data: Data) -> int | None:
-    """Of the bytes of tensors, in their order, which a resumed run needs too; None of data that are not at hand as tensors."""
+    """A checksum of tensors, in their order: a resumed run needs the same. None if the data are not tensors."""
     tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset else ()
     found = 0
     for tensor in tensors:
@@ -170,9 +177,9 @@ Augment = Callable[[Tensor, Generator], Tensor]
 class Stream:
     """Training batches on the device and in the precision of a model, epoch after epoch: shuffled, checked, augmented.
 
-    Tensors are moved there once, if they fit, and checked once; other data batch by batch. ``check`` is of targets; ``augment`` gets
-    inputs on the device and the generator ``noise`` there. With ``parts`` processes each takes every ``parts``-th sample of a batch,
-    from ``part`` on, unless the loader is one that shows it its own. ``shown`` counts the samples of all, before the present batch.
+    Tensors are moved there once, if they fit, and checked once; other data batch by batch. ``check`` refuses wrong targets. ``augment``
+    gets inputs on the device and a generator there. With ``parts`` processes each takes every ``parts``-th sample of a batch, from ``part``
+    on, unless its loader already shows it a part of its own. ``shown`` counts the samples of all processes before the present batch.
     """
 
     def __init__(
@@ -201,7 +208,7 @@ class Stream:
 
     @property
     def together(self) -> int:
-        """How many samples all processes take at a step: as the loader says, if it does."""
+        """How many samples all processes together take at a step: the loader's batch size, if it has one."""
         own = getattr(self.data, "batch_size", None) or self.batch_size
         return own * self.parts if self.parts > 1 and is_sharded(self.data) else own
 
@@ -232,7 +239,7 @@ class Stream:
 
 
 def _fits(tensors: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Whether tensors may stay on a device for good: they are there, or take less than a quarter of its free memory."""
+    """Whether tensors may stay on a device: they are there already, or take less than a quarter of its free memory."""
     if device.type != "cuda" or all(t.device == device for t in tensors):
         return True
     return 4 * sum(t.numel() * max(t.element_size(), 4) for t in tensors) < torch.cuda.mem_get_info(device)[0]

@@ -1,4 +1,4 @@
-"""CUDA graphs: a step that works in place on the same tensors is recorded once and replayed, without Python or launches between kernels."""
+"""CUDA graphs: a step that works in place on the same tensors is recorded once, then replayed without Python between its kernels."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,8 +10,11 @@ WARM_UP = 3  # real steps, taken before recording: libraries choose their algori
 
 
 def beside(work: Callable[[], list[Tensor]], x: Tensor) -> Callable[[], list[Tensor]]:
-    """Begin ``work`` on x; the function returned ends it. While a graph is recorded it has a stream of its own, so that
-    what comes between runs at the same time (small kernels do not fill a GPU), and so do the backward passes of both."""
+    """Begin ``work`` on x; calling what is returned waits for its results.
+
+    While a graph is recorded, ``work`` has a stream of its own. What comes in between then runs at the same time, and so do the backward
+    passes of both: small kernels do not fill a GPU.
+    """
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         outputs = work()
         return lambda: outputs
@@ -25,7 +28,7 @@ def beside(work: Callable[[], list[Tensor]], x: Tensor) -> Callable[[], list[Ten
         return outputs
 
     for t, user in ((x, there), *((t, here) for t in outputs)):
-        t.record_stream(user)  # memory is not used again before that stream is done with it
+        t.record_stream(user)  # its memory is not reused before that stream has finished
     return join
 
 
@@ -66,7 +69,7 @@ class Captured:
             self.graphs[kind] = (graph, kept)
         except RuntimeError as error:
             self.wanted = False
-            cause = error.__context__ or error  # of a step that raised, the end of recording raises again
+            cause = error.__context__ or error  # if the step raised, the end of recording raises again
             generator = torch.cuda.default_generators[device.index]
             generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())  # the old one stays in capture
             torch.cuda.set_rng_state(noise, device)
@@ -97,7 +100,7 @@ class Adam:
 
 
 def _aside(step: Callable[..., None], *inputs: Tensor) -> None:
-    """In a stream of its own, as what is to be recorded must be warmed up."""
+    """Call in a side stream: CUDA asks for this before a step is recorded."""
     here, there = torch.cuda.current_stream(), torch.cuda.Stream()
     there.wait_stream(here)
     with torch.cuda.stream(there):

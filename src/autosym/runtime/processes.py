@@ -48,7 +48,7 @@ def make_same(model: nn.Module) -> None:
 
 @contextmanager
 def agreeing() -> Iterator[None]:
-    """Work without communication that ends well in all processes, or in none: an error in one becomes an error in each."""
+    """For work without communication: an error in one process becomes an error in every process."""
     if count() == 1:
         yield
         return
@@ -67,7 +67,7 @@ def agreeing() -> Iterator[None]:
 
 
 def owners(costs: Sequence[float]) -> list[int]:
-    """Which process does which piece of work: the dearest first, each by the one with the least to do."""
+    """Which process does which piece of work: the most expensive first, each to the process with the least to do."""
     loads = [0.0] * count()
     chosen = [0] * len(costs)
     for piece in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -77,13 +77,13 @@ def owners(costs: Sequence[float]) -> list[int]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel, whose own hooks have no part in these passes."""
+    """The model inside DistributedDataParallel, whose hooks these passes do not need."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Join the processes that torchrun started, for the command line; all but the first are silent."""
+    """Join the processes that torchrun started. All but the first are silent."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
         return

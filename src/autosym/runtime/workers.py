@@ -13,7 +13,7 @@ import torch
 
 
 def at_a_time(call: Callable[..., None], todo: Sequence[tuple], jobs: int) -> None:
-    """``call`` with each of ``todo``, by processes that take the next when they are done with one; those that fail are named at the end.
+    """``call`` each of ``todo`` in one of ``jobs`` processes. The runs that fail are named at the end.
 
     The first of the arguments is a name. A process that is killed (out of memory, say) takes the others with it: what they left undone is
     begun once more, one after the other.
@@ -27,7 +27,7 @@ def at_a_time(call: Callable[..., None], todo: Sequence[tuple], jobs: int) -> No
 
 
 def _together(call: Callable[..., None], todo: Sequence[tuple], jobs: int, failed: list[str]) -> list[tuple]:
-    """Run ``todo``; names of those that fail are added to ``failed``, those that were ended by another are returned."""
+    """Run ``todo``. Adds the names of runs that fail to ``failed``; returns the runs that another one's death ended."""
     undone = []
     with workers(jobs, initializer=_share_cores, initargs=(jobs,)) as pool:
         running = {pool.submit(call, *arguments): arguments for arguments in todo}
@@ -43,7 +43,7 @@ def _together(call: Callable[..., None], todo: Sequence[tuple], jobs: int, faile
 
 @contextmanager
 def workers(jobs: int, **options: Any) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end where this one is interrupted: a pool by itself would first work off all that waits."""
+    """A pool whose processes end when this one is interrupted. By itself a pool would first finish all that waits."""
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), **options)
     try:
         yield pool

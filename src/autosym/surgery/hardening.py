@@ -47,7 +47,7 @@ class PartNote:
 class Cost:
     """What hardening cost on ``samples``: change of the outputs, and the mean negative log-likelihood and accuracy before and after.
 
-    ``accuracy`` is None for a regression.
+    ``accuracy`` is None where targets are not classes.
     """
 
     samples: int
@@ -252,13 +252,14 @@ class _Outputs:
 
     def cost(self, model: nn.Module) -> Cost:
         after = self.of(model)
-        classes = isinstance(self.likelihood, Categorical)
-        accuracy = (self._accuracy(self.before), self._accuracy(after)) if classes else None
+        before, later = self._accuracy(self.before), self._accuracy(after)
+        accuracy = None if before is None or later is None else (before, later)
         return Cost(len(after), self.change(model), (self._loss(self.before), self._loss(after)), accuracy)
 
     @torch.no_grad()
     def _loss(self, f: Tensor) -> float:
         return -float(self.likelihood.log_likelihood(self.likelihood.statistic(f, self.targets), f.numel())) / len(f)
 
-    def _accuracy(self, f: Tensor) -> float:
-        return float((f.argmax(1) == self.targets).double().mean())
+    def _accuracy(self, f: Tensor) -> float | None:
+        logits = self.likelihood.logits(f)
+        return None if logits is None else float((logits.argmax(1) == self.targets.flatten()).double().mean())

@@ -19,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from autosym.curvature.owners import is_under, sites
+from autosym.curvature.owners import check_parameter, is_under, sites
 from autosym.curvature.verification import refuse_batch_dependence, verify
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense, Pool
@@ -162,15 +162,7 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
     owners: dict[int, str] = {}
     for name, module in names.items():
         for part, parameter in module.named_parameters(recurse=False):
-            full = f"{name}.{part}".lstrip(".")
-            if parameter.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"{full} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
-            if not torch.isfinite(parameter).all():
-                raise ValueError(f"{full} holds values that are not finite (NaN or Inf): load or initialise it anew")
-            if owners.setdefault(id(parameter), full) != full and parameter.requires_grad:
-                raise ValueError(
-                    f"{full} and {owners[id(parameter)]} are the same parameter: untie them, or freeze it by requires_grad_(False)"
-                )
+            check_parameter(f"{name}.{part}".lstrip("."), parameter, owners)
     if not owners:
         raise ValueError("the model has no parameters, so there is nothing to fit")
 

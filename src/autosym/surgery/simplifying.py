@@ -19,6 +19,7 @@ import torch
 from autosym.curvature.owners import is_under
 from autosym.curvature.passes import alike
 from autosym.evidence import laplace
+from autosym.evidence.cautions import Caution
 from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
@@ -47,7 +48,7 @@ class Simplification:
 
     paths: tuple[PathWorth, ...]
     log_evidence: tuple[float, float]  # at the best precisions and noise of each
-    cautions: tuple[str, ...] = ()  # those of the fit
+    cautions: tuple[Caution, ...] = ()  # those of the fit
 
     def __str__(self) -> str:
         rows = [("layer", "path", "share", "nats", "")]
@@ -132,9 +133,8 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
 
 
 def _refuse_other_data(fitted: Fit, again: Fit) -> None:
-    marks = [fit.estimate.fingerprint for fit in (fitted, again)]
-    known = [mark for mark in marks if mark is not None]
-    if fitted.evidence.samples != again.evidence.samples or (len(known) == 2 and not alike(*known)):
+    same = alike(fitted.estimate.fingerprint, again.estimate.fingerprint)
+    if fitted.evidence.samples != again.evidence.samples or not same:
         raise ValueError(
             f"the fit was to {fitted.evidence.samples} samples and these are {again.evidence.samples}, or others: pass the data of the fit "
             "(its evidence_data, where it had some)"

@@ -13,6 +13,7 @@ from typing import Any
 from autosym.runtime import processes
 
 Callback = Callable[[dict[str, Any]], None]
+OWN = ("loss", "seconds", "log_evidence", "log_likelihood", "occam")  # numbers of a line that are not hyperparameters
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def opened(
 
 @contextmanager
 def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Callback | None]:
-    """One line of JSON for each epoch, on disk as soon as it is known; ``lines`` are those of a run that is resumed."""
+    """One line of JSON for each epoch, written at once. ``lines`` are those of the run that is resumed."""
     if path is None:
         yield None
         return
@@ -57,9 +58,9 @@ def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator
 
 @contextmanager
 def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Callback | None]:
-    """Loss, evidence and the free paths' shares: as a bar where there is a terminal or a notebook, else a line now and then.
+    """Loss, evidence and the free paths' shares: as a bar in a terminal or a notebook, else as a line every tenth of the run.
 
-    Of a name there are always lines, which begin with it: the bars of runs beside each other would overwrite one another.
+    With a name it is always lines, which begin with it: bars of runs side by side would overwrite each other.
     """
     if not wanted:
         yield None
@@ -94,7 +95,7 @@ def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Callback | None]:
 
 @contextmanager
 def tensorboard(folder: str | File | None, done: int, samples: int) -> Iterator[Callback | None]:
-    """Scalars of every line for TensorBoard, evidence and its parts per sample; ``done`` epochs are there from before."""
+    """Scalars of every line for TensorBoard. Evidence and its parts are per sample. ``done`` epochs were written before."""
     if folder is None:
         yield None
         return
@@ -113,11 +114,11 @@ def tensorboard(folder: str | File | None, done: int, samples: int) -> Iterator[
 
 
 def scalars(line: Mapping[str, Any], samples: int) -> dict[str, float]:
-    """A line as tags and numbers; what is not known has none."""
+    """A line as tags and numbers. What is not known is left out."""
     found = {"loss": line["loss"]}
     for key in ("log_evidence", "log_likelihood", "occam"):
         if key in line:
             found[f"{key}_per_sample"] = line[key] / samples
     for key in ("precision", "effective_parameters", "free_share"):
         found |= {f"{key}/{name}": value for name, value in line.get(key, {}).items() if value is not None}
-    return found | ({"sigma_noise": line["sigma_noise"]} if "sigma_noise" in line else {})
+    return found | {key: value for key, value in line.items() if isinstance(value, float) and key not in OWN}

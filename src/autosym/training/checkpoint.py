@@ -1,11 +1,9 @@
 """Checkpoints: one safetensors file, tensors with a JSON header, written atomically. Nothing is ever unpickled.
 
-A file is written under a temporary name, synced, and renamed over the last one: a process killed at any moment leaves either the old
-checkpoint or the new one. What is read is checked before it is used: format, version, names and shapes.
+What is read is checked before it is used: format, version, names and shapes.
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,17 +17,16 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.runtime import processes
+from autosym.runtime import files, processes
 from autosym.runtime.batching import Stream
 from autosym.training.steps import Weights
 
 FORMAT, VERSION = "autosym checkpoint", 4
-STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # of random generators, by their length
+STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # lengths of a random generator's state
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
     """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     header = {"format": kind, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
     kept: dict[str, Tensor] = {}
     places: set[int] = set()  # tensors that share memory (tied weights, say) are written once for each name
@@ -37,24 +34,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], k
         own = tensor.detach().cpu().contiguous()
         kept[name] = own.clone() if own.untyped_storage().data_ptr() in places else own
         places.add(own.untyped_storage().data_ptr())
-    blob = save(kept, header)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(
-            f"the checkpoint {path} could not be written ({error}); the one before it, if any, is untouched"
-        ) from error
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the renaming itself
-    finally:
-        os.close(folder)
+    files.write(path, save(kept, header))
 
 
 def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -94,7 +74,7 @@ def _state(path: Path, text: str) -> dict[str, Any]:
 
 
 def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors of a checkpoint into those of a run, if names and shapes are the same; else nothing is changed."""
+    """Copy the tensors of a checkpoint into those of a run. If a name or shape differs, refuse, and change nothing."""
     missing, unknown = sorted(set(targets) - set(tensors)), sorted(set(tensors) - set(targets))
     if missing or unknown:
         raise ValueError(f"{path} is of another model: it lacks {missing[:3]} and holds {unknown[:3]} that this one does not")
@@ -109,7 +89,7 @@ def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path
 
 @dataclass(frozen=True)
 class State:
-    """Everything a run consists of between two epochs, to be written to a checkpoint and read back."""
+    """The whole state of a run between two epochs, as a checkpoint holds it."""
 
     model: nn.Module
     prior: Prior
@@ -117,10 +97,10 @@ class State:
     weights: Weights
     stream: Stream
     config: dict[str, Any]
-    more: Mapping[str, Tensor] = field(default_factory=dict)  # of other steps than those of weights
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # state of other optimisers than that of the weights
 
     def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        """The state after ``len(lines)`` epochs; of several processes the first writes."""
+        """Write the state after ``len(lines)`` epochs. With several processes, the first writes."""
         if not processes.first():
             return
         generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
@@ -130,13 +110,15 @@ class State:
         write(path, tensors, state)
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """Go back to a state that was written; returns its history."""
+        """Go back to the state in the file; returns its history."""
         tensors, state = read(path)
         generators = {**self._generators(), "global": torch.default_generator}
         lacking = [key for key in ("config", "lines", "mixture_bound") if key not in state]
         lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
         if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
             raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
+        if "likelihood" in self.config:
+            state["config"].setdefault("likelihood", self.config["likelihood"])  # older files do not name it
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
@@ -158,8 +140,9 @@ class State:
         return state["lines"]
 
     def _tensors(self) -> dict[str, Tensor]:
-        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict()}
+        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict()}
         parts |= {
+            "likelihood": self.likelihood.hyperparameters(),
             "first": self.weights.first,
             "second": self.weights.second,
             "weights": {"steps": self.weights.steps, "rates": self.weights.rates},

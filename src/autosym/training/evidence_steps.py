@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autosym.bayes.likelihoods import Gaussian, Likelihood
+from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
+from autosym.curvature.verification import Verified
 from autosym.evidence import kernel, laplace
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
@@ -24,11 +25,13 @@ def estimate(
     how: EvidenceStep,
     seed: int,
     memory: float | None = None,
+    verified: Verified | None = None,
 ) -> Laplace | Kernel:
     """The expensive pass of the estimator that the settings ask for."""
     if how.kernel is not None:
         return kernel.at(model, data, likelihood, samples=how.kernel, outputs="one", seed=seed)
-    at = laplace.at(model, data, likelihood, sampled=how.sampled, subset=how.subset, seed=seed, memory=memory)
+    options = {"sampled": how.sampled, "subset": how.subset, "seed": seed, "memory": memory, "verified": verified}
+    at = laplace.at(model, data, likelihood, **options)
     return at.with_scales(prior) if math.isfinite(prior.nu) else at
 
 
@@ -37,7 +40,7 @@ def improve(prior: Prior, likelihood: Likelihood, at: Laplace | Kernel, how: Evi
     if how.step == "mackay":
         at.mackay(prior, how.damping, how.trust)
         return
-    optimiser = torch.optim.Adam([*prior.parameters(), *likelihood.parameters()], how.hyper_lr)
+    optimiser = torch.optim.Adam([*prior.parameters(), *likelihood.hyperparameters().values()], how.hyper_lr)
     for _ in range(how.hyper_steps):
         optimiser.zero_grad()
         (-at(prior).log_evidence).backward()
@@ -56,6 +59,4 @@ def summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace 
             "effective_parameters": dict(zip(at.names, at.effective_parameters(prior).tolist(), strict=True)),
             "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
-        if isinstance(likelihood, Gaussian):
-            found["sigma_noise"] = math.exp(float(likelihood.log_variance) / 2)
-        return found
+        return found | {key: value for key, value in likelihood.figures().items() if key not in found}

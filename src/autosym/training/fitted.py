@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import parameter_of
-from autosym.evidence import wording
+from autosym.evidence import verdicts
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.predictive import Link, Predictive, predictive
@@ -67,7 +68,7 @@ class Fit:
         return with_cautions(found, self.evidence, self.estimate, self.likelihood, self.schedule, self.history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
-        """The posterior predictive of the linearised model at ``x``; ``link`` averages the softmax of a classifier."""
+        """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
         self.check_weights()
         return predictive(self.model, x, self._eigenvectors, self.prior, self.likelihood, link, samples, seed)
 
@@ -90,7 +91,7 @@ class Fit:
         """Write everything but the model's code to ``folder``, as one file of safetensors and JSON; ``autosym.load`` reads it."""
         self.check_weights()
         path, tensors = File(folder) / FILE, {f"model/{name}": t for name, t in self.model.state_dict().items()}
-        prior, learned = self.prior, self.likelihood.state_dict()
+        prior, learned = self.prior, self.likelihood.hyperparameters()
         state = {
             "schedule": pack(self.schedule, "schedule", tensors),
             "history": pack(self.history, "history", tensors),
@@ -154,7 +155,9 @@ def _unpacked(
 ) -> Fit:
     """The fit of a file, whose model's tensors are ``own``."""
     likelihood = LIKELIHOODS[state["likelihood"]["name"]]() if likelihood is None else copy.deepcopy(likelihood)
-    likelihood.load_state_dict(unpack(state["likelihood"]["learned"], tensors, {}))
+    with torch.no_grad():
+        for name, value in unpack(state["likelihood"]["learned"], tensors, {}).items():
+            likelihood.hyperparameters()[name].copy_(value)
     known = unpack(state["prior"], tensors, {})
     prior = Prior(known["names"], 1.0, known["nu"])
     prior.log_precision.data.copy_(known["log_precision"])
@@ -174,14 +177,13 @@ def with_cautions(
     history: Sequence[Mapping],
 ) -> Symmetry:
     """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
-    known = {
-        "evidence": {"log_evidence": float(evidence.log_evidence)},
-        "samples": evidence.samples,
-        "outputs": estimate.outputs,
-        "fingerprint": None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
-        "likelihood": likelihood.name,
-        "symmetry": found.as_dicts(),
-        "schedule": {"step": schedule.step, "lr": schedule.lr},
-        "history": history,
-    }
-    return replace(found, cautions=tuple(wording.doubts(known)))
+    known = verdicts.Known(
+        float(evidence.log_evidence),
+        evidence.samples,
+        likelihoods.classes(likelihood, estimate.outputs),
+        None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
+        schedule.step != "none",
+        schedule.lr,
+        history,
+    )
+    return replace(found, cautions=verdicts.cautions(found.paths, known))

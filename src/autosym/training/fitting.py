@@ -25,8 +25,9 @@ from torch import nn
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.curvature.owners import Site, frames, sites, sizes
-from autosym.curvature.verification import outputs_of
+from autosym.curvature.owners import Site, frames, sizes
+from autosym.curvature.verification import Verified, verified
+from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import (
@@ -48,7 +49,7 @@ from autosym.training.callbacks import Callback
 from autosym.training.checkpoint import Keeper, State
 from autosym.training.fitted import Fit
 from autosym.training.ranges import Ranges
-from autosym.training.schedule import Schedule
+from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.steps import Weights
 
 
@@ -127,16 +128,22 @@ class Run:
     evidence_data: Data
     weights: Weights
     step: Captured  # of the weights, on one batch
+    verified: Verified  # what is known of the model
     ranges: Ranges
     count: int  # samples
     seed: int
     memory: float | None
     lines: list[dict[str, Any]]
 
+    def estimate(self, how: EvidenceStep, seed: int) -> Laplace | Kernel:
+        """The expensive pass at the present weights."""
+        at = (self.model, self.evidence_data, self.likelihood, self.prior)
+        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified)
+
     def state(self, data: Data | None) -> State:
         """What a checkpoint holds; ``data`` are those whose checksum a resumed run must have, if it can be taken."""
         config = {"schedule": repr(self.schedule), "seed": self.seed, "samples": self.count}
-        config |= {"checksum of the data": None if data is None else checksum(data)}
+        config |= {"checksum of the data": None if data is None else checksum(data), "likelihood": self.likelihood.name}
         return State(self.model, self.prior, self.likelihood, self.weights, self.stream, config, self.ranges.tensors())
 
 
@@ -160,14 +167,13 @@ def prepare(
     processes.make_same(model)
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
     evidence_data = data if evidence_data is None else evidence_data
-    owned = sites(model)
-    prior = Prior([site.name for site in owned], prior_precision, nu)
+    count, known = _check(model, data, evidence_data, likelihood, schedule)
+    prior = Prior([site.name for site in known.sites], prior_precision, nu)
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
-    count, outputs = _check(model, data, evidence_data, likelihood, schedule)
-    weights = _weights(owned, count, schedule, nu)
+    weights = _weights(known.sites, count, schedule, nu)
     part, parts = processes.rank(), processes.count()
-    stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, outputs), seed, augment, part, parts)
+    stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, known.outputs), seed, augment, part, parts)
     evidence_data = stream.data if evidence_data is data else evidence_data
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     ranges = Ranges(model, schedule.hyper_lr)
@@ -176,7 +182,7 @@ def prepare(
     if ranges.learned and schedule.every is None:
         schedule = replace(schedule, every=1)  # a range takes one step at each: few would not take it far
     schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
-    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, ranges, count, seed, memory, [])
+    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, count, seed, memory, [])
 
 
 def train(run: Run, tell: Callback, keeper: Keeper) -> None:
@@ -196,8 +202,7 @@ def train(run: Run, tell: Callback, keeper: Keeper) -> None:
 def conclude(run: Run) -> Fit:
     """The evidence at the weights and precisions where the run ended."""
     run.ranges.settle()
-    how = run.schedule.last_step
-    at = evidence_steps.estimate(run.model, run.evidence_data, run.likelihood, run.prior, how, run.seed, run.memory)
+    at = run.estimate(run.schedule.last_step, run.seed)
     with torch.no_grad():
         return Fit(run.model, run.prior, run.likelihood, run.schedule, run.lines, at(run.prior), at, run.seed)
 
@@ -219,15 +224,17 @@ def _learn_prior(run: Run, epoch: int) -> dict[str, Any]:
     """One evidence step of precisions, noise and ranges; returns what the history says of it."""
     seed, how = run.seed + epoch, run.schedule.evidence_step
     run.ranges.redraw(run.seed, epoch, 0)
-    at = evidence_steps.estimate(run.model, run.evidence_data, run.likelihood, run.prior, how, seed, run.memory)
+    at = run.estimate(how, seed)
     evidence_steps.improve(run.prior, run.likelihood, at, how)
     if isinstance(at, Laplace):
         run.ranges.step(run.evidence_data, run.prior, at, how.sampled, how.subset, seed, run.memory)
     return evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()
 
 
-def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule) -> tuple[int, int]:
-    """Refuse data that the run could not use to its end; returns the numbers of samples and outputs."""
+def _check(
+    model: nn.Module, data: Data, evidence_data: Data, likelihood: Likelihood, schedule: Schedule
+) -> tuple[int, Verified]:
+    """Refuse data that the run could not use to its end; returns the number of samples, and what is known of the model."""
     check_repeatable(data, evidence_data)
     check_loader(evidence_data)
     count = size_of(data) or sum(len(x) for x, _ in batches(data, schedule.batch_size))
@@ -237,7 +244,7 @@ def _check(model: nn.Module, data: Data, evidence_data: Data, likelihood: Likeli
     batch = next(batches(evidence_data, schedule.batch_size, torch.Generator()), None)
     check_seen(0 if batch is None else count, data, allow_partial=True)
     assert batch is not None
-    return count, outputs_of(model, batch[0][:2], batch[1][:2], likelihood)
+    return count, verified(model, batch[0][:2], batch[1][:2], likelihood)
 
 
 def _weights(owned: Sequence[Site], count: int, schedule: Schedule, nu: float) -> Weights:

@@ -57,7 +57,7 @@ class Learner:
         self.steps = 0
 
     def penalty(self) -> Tensor:
-        """-log p(w) of a mean loss, sum_i delta_i |w_i|^2 / (2 N scale): add it to the mean negative log-likelihood of a batch.
+        """-log p(w) / N, sum_i delta_i |w_i|^2 / (2 N scale): add it to the mean negative log-likelihood of a batch.
 
         For regression the loss is half the mean squared error, summed over outputs: 0.5 * (f - y).square().sum(1).mean().
         """
@@ -66,7 +66,7 @@ class Learner:
 
     @torch.no_grad()
     def add_prior_gradient(self) -> None:
-        """The gradient of ``penalty``, added to the gradients that backward() left: for loops whose loss is not yours to change."""
+        """Add the gradient of ``penalty`` to the gradients of backward(). For loops whose loss you cannot change."""
         weight = self._weights()
         for name, parameter in self.owned.items():
             if parameter.grad is not None:
@@ -96,13 +96,22 @@ class Learner:
             return with_cautions(found, self.at(self.prior), self.at, self.likelihood, Schedule(step=self.how.step), ())
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of your own has to hold; the weights are the model's."""
-        return {"prior": self.prior.state_dict(), "likelihood": self.likelihood.state_dict(), "steps": self.steps}
+        """What your own checkpoint must hold beside the model's weights."""
+        hyperparameters = {name: tensor.detach() for name, tensor in self.likelihood.hyperparameters().items()}
+        return {"prior": self.prior.state_dict(), "likelihood": hyperparameters, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that was saved."""
+        """Continue from a saved state."""
         self.prior.load_state_dict(state["prior"])
-        self.likelihood.load_state_dict(state["likelihood"])
+        own = self.likelihood.hyperparameters()
+        if own.keys() != state["likelihood"].keys():
+            raise ValueError(
+                f"the state is of another likelihood: it holds {list(state['likelihood'])} and the {self.likelihood.name} likelihood "
+                f"{list(own)}; make the Learner with the one it is of"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state["likelihood"][name])
         self.steps = int(state["steps"])
 
     def _weights(self) -> dict[str, float]:

@@ -12,8 +12,8 @@ from autosym.training.learner import Learner
 class LearnSymmetry(Callback):
     """``Trainer(callbacks=[LearnSymmetry(data)])`` learns the priors of a LightningModule whose loss is a mean negative log-likelihood.
 
-    ``data`` are the training data as they are; ``part`` names the network inside of the LightningModule, if it has others beside it.
-    Evidence is taken every ``every`` epochs after ``burn_in``. ``options`` are those of ``Learner``; afterwards it is in ``learner``.
+    ``data`` are the training data without augmentation. ``part`` names the network inside the LightningModule, if it holds others too.
+    An evidence step comes every ``every`` epochs after ``burn_in``. ``options`` are those of ``Learner``, which is kept as ``learner``.
     """
 
     def __init__(self, data: Data, every: int = 2, burn_in: int = 0, part: str = "", **options: Any):
@@ -22,7 +22,7 @@ class LearnSymmetry(Callback):
         self._state: dict[str, Any] | None = None
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
-        """Make the learner, or go on with that of a checkpoint."""
+        """Make the learner, or continue with the one of a checkpoint."""
         if stage == "fit":
             self.learner = Learner(pl_module.get_submodule(self.part), self.data, **self.options)
             if self._state is not None:

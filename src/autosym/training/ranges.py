@@ -14,7 +14,7 @@ from autosym.runtime.batching import Data
 
 
 class Ranges:
-    """All transformations of a model that are in use, and the state of Adam for those that are learned; it may hold none."""
+    """The transformations that a model uses, and the state of Adam for those whose ranges are learned. There may be none."""
 
     def __init__(self, model: nn.Module, lr: float):
         self.model, self.parts = model, symmetrised.transformations(model)
@@ -24,7 +24,7 @@ class Ranges:
         self.steps = torch.zeros((), dtype=torch.float64)
 
     def redraw(self, *seed: int) -> None:
-        """New draws for all, by a seed of several numbers: a run that is resumed draws the same again."""
+        """Draw all transformations anew. The seed is several numbers, so that a resumed run draws the same again."""
         for place, part in enumerate(self.parts.values()):
             mixed = place
             for number in seed:
@@ -32,7 +32,7 @@ class Ranges:
             part.redraw(mixed)
 
     def settle(self) -> None:
-        """The draws of inference."""
+        """Go back to the draws that inference uses."""
         for part in self.parts.values():
             part.settle()
 
@@ -47,7 +47,7 @@ class Ranges:
         seed: int = 0,
         memory: float | None = None,
     ) -> None:
-        """One step up the evidence that ``at`` was taken of, with the same options and at the draws in use."""
+        """One step up the evidence ``at``, with the options it was taken with and at the present draws."""
         if not self.learned:
             return
         raws = {name: part.raw for name, part in self.learned.items()}

@@ -22,7 +22,7 @@ class Weights:
     With ``sizes``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs has
     small weights, and would otherwise run ahead of one with few. (Weights that start at zero, as biases do, count as of size 0.1.)
 
-    Those in ``frames`` move in other coordinates, in which m, M, the prior and the units of rates are then taken.
+    Paths in ``frames`` move in other coordinates; m, M, the prior and the units of their rates are in these, too.
 
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
     can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
@@ -73,29 +73,29 @@ class Weights:
             torch._foreach_copy_(list(self.parameters.values()), list(self._by_name(moved).values()))
 
     def _gradient(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss summed over a batch and the gradient of its mean; of the parts that all processes have, if there are several."""
+        """The loss, summed over a batch, and the gradient of its mean. The batch is the parts of all processes together."""
         if processes.count() == 1:
             loss = likelihood.loss(model(x), y)
             return loss.detach(), _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
         sums = self._first.new_zeros(len(self._first) + 3)
         if len(x):
-            loss = likelihood.loss(model(x), y)
+            loss = likelihood.loss(model(x), y).to(sums.dtype)
             gradient = torch.autograd.grad(loss, list(self.parameters.values()))
             sums = _flat([*gradient, loss.detach(), loss.new_tensor([len(x), 0])])
         processes.add(sums)
         return sums[-3], sums[:-3] / sums[-2]
 
     def take_loss(self) -> float:
-        """The loss summed over all samples since it was last taken, at the end of an epoch, which all processes have to be at."""
+        """The loss of all samples since the last call. All processes call it, at the end of an epoch."""
         if processes.count() > 1:
             sums = self._first.new_zeros(len(self._first) + 3)
             sums[-1] = 1
-            processes.add(sums)  # of the shape of a step's: where another process takes a step, it is with that
+            processes.add(sums)  # has the shape of a step's sums: a process that still takes a step meets this one
             behind = processes.count() - int(sums[-1])
             if behind:
                 raise ValueError(
-                    f"process {processes.rank()} is at the end of its epoch, where {behind} more have a batch left: give all processes "
-                    "as many batches (the same data, or a loader with a DistributedSampler)"
+                    f"process {processes.rank()} has finished its epoch, but {behind} others have a batch left: give all processes "
+                    "the same number of batches (the same data, or a loader with a DistributedSampler)"
                 )
         loss = float(self.loss)
         self.loss.zero_()
@@ -115,12 +115,12 @@ class Weights:
         return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
 
     def _framed_move(self, w: Tensor, g: Tensor) -> Tensor:
-        """The step is taken back from the frames, and not the weights, which would be rounded every time."""
+        """Moves in the frames' coordinates. Only the step is mapped back: mapping the weights would round them every time."""
         v = self._change(w.clone(), Frame.coordinates)
         return w + self._change(self._move(v, self._change(g, Frame.slope)) - v, Frame.values)
 
     def _change(self, flat: Tensor, change: Callable[[Frame, Tensor], Tensor]) -> Tensor:
-        """Of the parts that have a frame, in place."""
+        """Apply ``change`` to the parts that have a frame, in place."""
         parts = self._by_name(flat) if self.frames else {}
         for name, frame in self.frames.items():
             parts[name].copy_(change(frame, parts[name]))

@@ -1,0 +1,129 @@
+"""What must be known before shares and ranges are relied on: each caution as a value with its numbers, which prints as one sentence.
+
+When to give which is decided in ``evidence.verdicts``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OneClass:
+    """All labels are the same, so there is nothing to learn."""
+
+    samples: int
+    label: int
+
+    def __str__(self) -> str:
+        return (
+            f"Nothing can be learned: all {self.samples} labels are of class {self.label}, so there is nothing to tell apart."
+        )
+
+
+@dataclass(frozen=True)
+class Dead:
+    """``layers`` have no effective parameters at all, so their shares are not numbers. ``lr`` was the learning rate."""
+
+    layers: tuple[str, ...]
+    lr: float | None = None
+
+    def __str__(self) -> str:
+        have = f"{_by_name(self.layers)} {'has' if len(self.layers) == 1 else 'have'} no effective parameters, so no shares"
+        return f"{have}: the network died, or the data ask for nothing. Try {_slower(self.lr)}, and standardised inputs."
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """The log evidence per sample is not above ``chance``, that of guessing one of the classes."""
+
+    per_sample: float
+    chance: float
+    classes: int
+    dead: Dead | None = None
+
+    def __str__(self) -> str:
+        figures = f"{self.per_sample:.3f} nats per sample, is not above that of guessing one of {self.classes} classes, {self.chance:.3f}"
+        remedy = f". {self.dead}" if self.dead else ", though accuracy may be; train longer, or on more data."
+        return f"Nothing is established yet: the log evidence, {figures}{remedy}"
+
+
+@dataclass(frozen=True)
+class Unused:
+    """``layers`` have less than one effective parameter: too little to judge their shares by."""
+
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        have = "has" if len(self.layers) == 1 else "have"
+        return f"{_by_name(self.layers)} {have} less than one effective parameter, too little to judge by."
+
+
+@dataclass(frozen=True)
+class Little:
+    """The evidence is better than guessing by ``part`` of what guessing leaves to explain, which is little."""
+
+    part: float
+
+    def __str__(self) -> str:
+        return (
+            f"The evidence is {self.part:.0%} better than guessing, which is little: a model that does not try to tell some classes "
+            "apart may then have more evidence than one that does. Train longer, or on more data, before you rely on a symmetry."
+        )
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """Precisions were learned once."""
+
+    def __str__(self) -> str:
+        return "Precisions were learned in one step only: train longer before you rely on the shares."
+
+
+@dataclass(frozen=True)
+class Unsteady:
+    """At the step after ``epoch`` the evidence was better than at the end, by ``nats``."""
+
+    epoch: int
+    nats: float
+    lr: float | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"The evidence was unsteady: epoch {self.epoch} had {self.nats:.3g} nats more than the end. Try {_slower(self.lr)} before "
+            "you rely on the shares."
+        )
+
+
+@dataclass(frozen=True)
+class Rising:
+    """The evidence still rose by ``nats`` when precisions were learned for the last time."""
+
+    nats: float
+
+    def __str__(self) -> str:
+        return (
+            f"The evidence was still rising when precisions were learned for the last time, by {self.nats:.3g} nats over the last of "
+            "its steps: train longer before you rely on the shares."
+        )
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Learned ranges, by name, that still moved when they were learned for the last time: from where to where."""
+
+    ranges: tuple[tuple[str, float, float], ...]
+
+    def __str__(self) -> str:
+        moved = ", ".join(f"{name} went from {before:.3g} to {last:.3g}" for name, before, last in self.ranges)
+        return f"Over the last quarter of its steps {moved}: train longer, or take more or longer steps (every=1, hyper_lr)."
+
+
+Caution = OneClass | Dead | Guessing | Unused | Little | OneStep | Unsteady | Rising | Moving
+
+
+def _by_name(layers: Sequence[str]) -> str:
+    return f"Layer{'' if len(layers) == 1 else 's'} {', '.join(layer or '(the model)' for layer in layers)}"
+
+
+def _slower(lr: float | None) -> str:
+    return f"a smaller learning rate (lr={lr / 3:.2g} for {lr:.2g})" if lr else "a smaller learning rate"

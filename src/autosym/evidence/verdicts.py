@@ -1,0 +1,244 @@
+"""What was learned, decided: a verdict for each layer and for the network, and cautions. No words: those are in ``report.words``.
+
+    share < 1 %: strict        < 5 %: nearly        else: mixed
+
+The share is the part of a layer's effective parameters in its free paths. In a layer without free paths that has plain convolutions
+beside group convolutions it is the part in the plain ones, and the symmetry is that of the group. A free sparse path whose inverse
+lengthscales were learned and are all below 0.01 is constant in space: it breaks nothing, whatever its share. If the evidence is not above
+that of guessing, or a layer has less than one effective parameter, shares tell nothing, and are not judged.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from autosym.evidence.cautions import Caution, Dead, Guessing, Little, Moving, OneClass, OneStep, Rising, Unsteady, Unused
+from autosym.evidence.shares import PathShare
+from autosym.linear.path import INTERPOLATION, Kept
+
+STRICT, NEARLY = 0.01, 0.05  # of a layer's effective parameters, in paths that break its symmetry
+CONSTANT = 0.01  # an inverse lengthscale below it is constant in space
+FEWEST = 1.0  # effective parameters of a layer that can be judged
+LITTLE = 0.2  # better than guessing: planted comparisons above it were right, many of those below were not (docs/findings.md)
+RISING = 0.05  # of the span of the evidence, and at least LEAST: a larger rise in the last quarter of its steps is not settled
+UNSTEADY = 0.02  # of the evidence, and at least NOISE: a larger loss since an earlier step is not noise of sampled curvature
+LEAST, NOISE = 1.0, 3.0  # nats
+MOVING = 0.05  # of a range: a larger move in the last quarter of its steps is not settled
+
+UNESTABLISHED = (OneClass, Guessing)  # cautions that leave nothing to judge
+Judgement = Literal["fixed", "unknown", "free", "held", "guess", "unused", "constant", "strict", "nearly", "mixed"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a fit beside its shares; None is not known. ``classes`` is None where targets are no classes.
+
+    ``fingerprint`` begins with the sums of labels and of their squares; ``learned`` is whether precisions were learned at all.
+    """
+
+    log_evidence: float | None = None
+    samples: int | None = None
+    classes: int | None = None
+    fingerprint: Sequence[float] | None = None
+    learned: bool = True
+    lr: float | None = None
+    history: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """What was decided of one relaxed layer, the ``number``-th.
+
+    ``share`` is in paths that break its symmetry (None: not known), ``keeps`` what it keeps without them, up to its ``limits``. ``breaks``
+    are the groups that its plain convolutions break, where no path is free.
+    """
+
+    number: int
+    name: str
+    paths: tuple[PathShare, ...]
+    verdict: Judgement
+    share: float | None
+    keeps: Kept
+    breaks: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+    @property
+    def up_to(self) -> tuple[str, ...]:
+        """What limits the symmetry that it keeps."""
+        return self.limits if self.keeps.groups else self.shifts_up_to
+
+    @property
+    def shifts_up_to(self) -> tuple[str, ...]:
+        """What limits equivariance to translations."""
+        return tuple(limit for limit in self.limits if limit != INTERPOLATION)  # which concerns groups alone
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided of a network. ``cautions`` belong beside a table of its shares, ``beside_headline()`` beside a headline."""
+
+    layers: tuple[LayerVerdict, ...]
+    learned: bool
+    cautions: tuple[Caution, ...]
+
+    @property
+    def nothing(self) -> OneClass | Guessing | None:
+        """Why nothing was learned, if so."""
+        found = (caution for caution in self.cautions if isinstance(caution, UNESTABLISHED))
+        return next(found, None) if self.learned else None
+
+    def beside_headline(self) -> tuple[Caution, ...]:
+        """The cautions that a headline does not say itself; without layers none of shares."""
+        left_out = (*UNESTABLISHED, Unused) if self.layers else (*UNESTABLISHED, OneStep, Unsteady, Rising)
+        return tuple(caution for caution in self.cautions if not isinstance(caution, left_out))
+
+
+def verdict(paths: Sequence[PathShare], known: Known, limits: Mapping[str, Sequence[str]] | None = None) -> Verdict:
+    """Of the relaxed layers with these paths, which keep their symmetry up to ``limits``, by name of layer."""
+    found = cautions(paths, known)
+    guess = any(isinstance(caution, UNESTABLISHED) for caution in found)
+    return Verdict(layers(paths, known.learned, limits, guess), known.learned, found)
+
+
+# ---- layers
+
+
+def layers(
+    paths: Sequence[PathShare],
+    learned: bool = True,
+    limits: Mapping[str, Sequence[str]] | None = None,
+    guess: bool = False,
+) -> tuple[LayerVerdict, ...]:
+    """The relaxed layers in order. Shares tell nothing if precisions were not ``learned``, or the network is no better than a ``guess``."""
+    found = []
+    for number, (name, group) in enumerate(groupby(paths, key=lambda path: path.layer), 1):
+        own = tuple(group)
+        judged, share = _judged(own, learned, guess)
+        nested = all(path.symmetric for path in own) and bool(_breaking(own))
+        breaks = tuple(path.keeps.group for path in own if path.keeps.group) if nested else ()
+        found.append(LayerVerdict(number, name, own, judged, share, _keeps(own), breaks, tuple((limits or {}).get(name, ()))))
+    return tuple(found)
+
+
+def _judged(paths: Sequence[PathShare], learned: bool, guess: bool) -> tuple[Judgement, float | None]:
+    breaking = _breaking(paths)
+    if all(path.symmetric for path in paths) and not breaking:
+        return "fixed", 0.0
+    if any(math.isnan(path.share) for path in paths):
+        return "unknown", None
+    share = sum(path.share for path in breaking)
+    if len(breaking) == len(paths):
+        return "free", share
+    if not learned:
+        return "held", share
+    if guess or sum(path.effective_parameters for path in paths) < FEWEST:
+        return "guess" if guess else "unused", share
+    if not breaking:
+        return "constant", share
+    return ("strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"), share
+
+
+def _breaking(paths: Sequence[PathShare]) -> list[PathShare]:
+    """The free paths, or, if there are none, the plain convolutions beside a group convolution: they break its group."""
+    if any(not path.symmetric for path in paths):
+        return [path for path in paths if not path.symmetric and not is_constant(path)]
+    grouped = any(path.keeps.group for path in paths)
+    return [path for path in paths if not path.keeps.groups and not path.keeps.every] if grouped else []
+
+
+def is_constant(path: PathShare) -> bool:
+    """Whether a sparse path learned that nothing varies in space."""
+    return path.learned_omega and bool(path.omega) and all(abs(omega) < CONSTANT for omega in path.omega.values())
+
+
+def _keeps(paths: Sequence[PathShare]) -> Kept:
+    """What a layer keeps without the paths that break its symmetry: what all symmetric paths in use have in common."""
+    breaking = _breaking(paths)
+    symmetric = [path for path in paths if path.symmetric and path not in breaking]
+    in_use = [path for path in symmetric if math.isnan(path.share) or path.share >= STRICT]
+    kept = [path.keeps for path in in_use or symmetric]
+    own = [one.group for one in kept if all(other.groups and one.group in other for other in kept)]
+    translations = (all(one.equivariant for one in kept), all(one.invariant for one in kept)) if kept else (False, False)
+    return Kept(*translations, tuple(own[:1]))
+
+
+# ---- cautions
+
+
+def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
+    """What belongs beside every table of shares and ranges: that nothing is established, or not yet settled."""
+    one = _one_class(known)
+    if one or not known.learned:
+        return (one,) if one else ()
+    dead = _dead(paths, known)
+    little = _told_apart(known, dead)
+    if isinstance(little, Guessing):
+        return (little,)
+    unused = tuple(layer.name for layer in layers(paths) if layer.verdict == "unused")
+    found = (dead, Unused(unused) if unused else None, little, _unsettled(known), _moving(known.history))
+    return tuple(caution for caution in found if caution)
+
+
+def gained(log_evidence: float, samples: int, classes: int) -> float:
+    """1 - log p(D) / N log(1/K): the part of what guessing one of K classes leaves to explain that a model explains."""
+    return 1 - log_evidence / (-samples * math.log(classes)) if classes > 1 else 1.0
+
+
+def _told_apart(known: Known, dead: Dead | None) -> Guessing | Little | None:
+    """Whether the evidence is not, or hardly, above that of guessing: what the data say so little of looks symmetric."""
+    if known.log_evidence is None or not known.samples or not known.classes:
+        return None
+    part = gained(known.log_evidence, known.samples, known.classes)
+    if part >= LITTLE:
+        return None
+    if part > 0:
+        return Little(part)
+    return Guessing(known.log_evidence / known.samples, -math.log(known.classes), known.classes, dead)
+
+
+def _one_class(known: Known) -> OneClass | None:
+    """All labels are the same if N sum y^2 = (sum y)^2."""
+    if known.classes is None or not known.fingerprint or not known.samples:
+        return None
+    total, squares, *_ = known.fingerprint
+    return OneClass(known.samples, round(total / known.samples)) if known.samples * squares == total**2 else None
+
+
+def _dead(paths: Sequence[PathShare], known: Known) -> Dead | None:
+    found = []
+    for layer in layers(paths):
+        effective = (path.effective_parameters for path in layer.paths)
+        if any(path.parameters for path in layer.paths) and all(math.isnan(gamma) or not gamma for gamma in effective):
+            found.append(layer.name)
+    return Dead(tuple(found), known.lr) if found else None
+
+
+def _unsettled(known: Known) -> OneStep | Unsteady | Rising | None:
+    """Whether the evidence was still rising when precisions were learned for the last time, or had been better before."""
+    steps = [line for line in known.history if line.get("log_evidence") is not None]
+    values = [line["log_evidence"] for line in steps]
+    if len(values) < 2:
+        return OneStep() if values else None
+    best, last = max(steps, key=lambda line: line["log_evidence"]), values[-1]
+    behind, few = max(values) - last, max(NOISE, UNSTEADY * abs(max(values)))
+    end = known.log_evidence  # after the last step, so better where all is well
+    lost = behind if end is None else min(behind, max(values) - end)
+    if lost > few:
+        return Unsteady(best["epoch"], lost, known.lr)
+    late = values[-max(2, len(values) // 4) :]
+    half = len(late) // 2  # means, as each value is of sampled curvature
+    rise = sum(late[half:]) / (len(late) - half) - sum(late[:half]) / half
+    settled = rise <= max(LEAST, RISING * (max(values) - min(values))) or behind > few
+    return None if settled else Rising(rise)
+
+
+def _moving(history: Sequence[Mapping[str, Any]]) -> Moving | None:
+    """Which learned ranges moved by more than MOVING over the last quarter of their steps."""
+    found = [line["ranges"] for line in history if line.get("ranges")]
+    if len(found) < 4:
+        return None
+    moved = [(name, found[-1 - len(found) // 4][name], last) for name, last in found[-1].items()]
+    moved = [(name, before, last) for name, before, last in moved if abs(last - before) > MOVING * abs(last)]
+    return Moving(tuple(moved)) if moved else None

@@ -1,0 +1,147 @@
+"""Verdicts in words: one sentence for the network, a predicate for each layer, and what a difference of evidence means."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosym.evidence.shares import WHOLE
+from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Verdict
+from autosym.linear.path import Kept
+
+APPROXIMATE = "change along held-out trajectories, or have no evidence without those that do"  # of conserved quantities
+RULE = (
+    "A layer counts as symmetric when its free paths (or, in a group network, its plain convolutions) hold less than "
+    f"{100 * STRICT:g}\u202f% of its effective parameters, and as nearly so below {100 * NEARLY:g}\u202f%."
+)
+
+
+def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
+    """One sentence for the network, which averages over ``ranges``."""
+    if found.nothing:
+        return str(found.nothing)
+    if not found.layers:
+        return invariance(ranges) or "No layer had a choice: the model has no relaxed layer."
+    if all(layer.verdict == "fixed" for layer in found.layers):
+        kinds = {_symmetry(layer) for layer in found.layers}
+        return f"No layer had a choice: all of them are {kinds.pop() if len(kinds) == 1 else 'symmetric'} by construction."
+    if all(layer.verdict == "free" for layer in found.layers):
+        return "No layer had a choice: none of them has a symmetric path."
+    if not found.learned:
+        return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
+    clauses: dict[tuple[str, ...], list[LayerVerdict]] = {}
+    for layer in found.layers:
+        nested = (_nested(layer), *layer.breaks) if layer.breaks else ()
+        alike = _symmetry(layer) if layer.verdict != "mixed" else "" if nested else _used(layer)
+        clauses.setdefault((layer.verdict, alike, *nested), []).append(layer)
+    words = "; ".join(f"{named([layer.number for layer in some])} {predicate(some)}" for some in clauses.values())
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def predicate(some: Sequence[LayerVerdict]) -> str:
+    """What can be said of layers with one verdict and one symmetry, to follow their numbers."""
+    first, many = some[0], len(some) > 1
+    symmetry = _symmetry(first)
+    are, have, its = ("are", "have", "their") if many else ("is", "has", "its")
+    where = "in plain convolutions" if first.breaks else "free"
+    match first.verdict:
+        case "strict":
+            return f"became {symmetry}"
+        case "nearly":
+            return f"{are} nearly {symmetry} ({_shares(some)} {where})"
+        case "mixed" if first.breaks:
+            return f"{are} {_nested(first)}, not to {' or '.join(first.breaks)} ({_shares(some)} {where})"
+        case "mixed":
+            return f"use{'' if many else 's'} {_used(first)} ({_shares(some)} free)"
+        case "held":
+            return f"{have} {_shares(some)} of {its} effective parameters {where}, at fixed precisions"
+        case "constant" if any(path.symmetric for path in first.paths):
+            return f"became {symmetry}: {its} free paths are constant in space, by their lengthscales"
+        case "constant":
+            return f"became constant in space, by {its} lengthscales"
+        case "guess":
+            return f"{are} part of a network that tells no classes apart"
+        case "unused":
+            return f"{have} less than one effective parameter, too little to judge by"
+        case "unknown":
+            return f"{have} a frozen or unused path, of which the evidence says nothing"
+        case "fixed":
+            return f"{are} {symmetry} by construction"
+        case "free":
+            return f"{have} no symmetric path"
+
+
+def _symmetry(layer: LayerVerdict) -> str:
+    """What a layer keeps, and up to what."""
+    return f"{_kept(layer.keeps)}{_up_to(layer.up_to)}"
+
+
+def _kept(kept: Kept) -> str:
+    if kept.groups:
+        return f"equivariant to translations and {kept.group}"
+    return "translation-equivariant" if kept.equivariant else "translation-invariant" if kept.invariant else "symmetric"
+
+
+def _used(layer: LayerVerdict) -> str:
+    """What the free paths of a layer make use of."""
+    of_shifts = (layer.keeps.equivariant or layer.keeps.invariant) and not layer.keeps.groups
+    return "position" if of_shifts else "what breaks the symmetry"
+
+
+def _nested(layer: LayerVerdict) -> str:
+    return f"equivariant to translations{_up_to(layer.shifts_up_to)}"
+
+
+def _up_to(limits: Sequence[str]) -> str:
+    return f" up to {' and '.join(limits)}" if limits else ""
+
+
+def _shares(some: Sequence[LayerVerdict]) -> str:
+    low, high = (f"{100 * pick(layer.share or 0.0 for layer in some):.3g}" for pick in (min, max))
+    return f"{high} %" if low == high else f"{low} to {high} %"
+
+
+def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence for the transformations that a network averages over."""
+    return f"The network averages over {', '.join(r['text'] for r in ranges)}." if ranges else ""
+
+
+def whole(broken: Mapping[str, float]) -> str:
+    """How much of all relaxed layers is free, and breaks the groups they could be equivariant to."""
+    said = [f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
+    if not said:
+        return ""
+    rule = f"where the symmetry was planted, in networks of nets.build, as a rule less than {100 * WHOLE:.0f} %"
+    return f"Of all effective parameters {', '.join(said)}; {rule}."
+
+
+def named(numbers: Sequence[int]) -> str:
+    """[1, 2, 3, 5] as "layers 1 to 3 and 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [part for run in runs for part in (map(str, run) if len(run) < 3 else [f"{run[0]} to {run[-1]}"])]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"layer{'' if len(numbers) == 1 else 's'} {listed}"
+
+
+def strength(nats: float) -> str:
+    """A difference of log evidence in words (Kass & Raftery 1995, whose 2 ln B is twice this)."""
+    difference = abs(nats)
+    if difference < 1:
+        return "not worth more than a mention"
+    return "positive" if difference < 3 else "strong" if difference < 5 else "very strong"
+
+
+def odds(nats: float) -> str:
+    """e^nats : 1, as many figures as it deserves."""
+    if nats < math.log(1e6):
+        return f"{math.exp(nats):.3g} : 1"
+    return f"{power_of_ten(round(nats / math.log(10)))} : 1"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10 with a raised exponent."""
+    return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
