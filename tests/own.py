@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from autosym.linear import Bias, Dense, Path, Tangents
+from autosym.linear import Bias, Dense, Kept, Path, Tangents
 from autosym.linear.circular import patches, wrap
 from autosym.linear.groups import GROUPS
 from autosym.linear.plain import Convolution
@@ -12,6 +12,8 @@ from autosym.nn import Affine, Branch
 
 class RowMean(Path):
     """y[c', p, q] = sum_{c, u} W[c', c, u] mean_q' x[c, p + u, q'], around the sides, for three u: S = H, K = 1."""
+
+    keeps = Kept(equivariant=True)
 
     def __init__(self, in_channels, out_channels):
         super().__init__(1, out_channels, 3 * in_channels, bound=(2 / in_channels) ** 0.5)
@@ -33,6 +35,7 @@ class RowMean(Path):
 class Cross(Path):
     """A convolution with a filter that is a cross of five weights; it knows that it is one."""
 
+    keeps = Kept(equivariant=True)
     at = (1, 3, 4, 5, 7)
 
     def __init__(self, in_channels, out_channels):
@@ -86,6 +89,7 @@ class Gained(Path):
 class Mix(Path):
     """y[c', g, p] = sum_{c, h} W[c', c, h] x[c, g h, p] of lifted features: a group convolution of one pixel, S = |G| H W."""
 
+    keeps = Kept(equivariant=True, groups=("c4", "c2"))
     takes = lifted = GROUPS["c4"]
 
     def __init__(self, in_fields, out_fields):
