@@ -56,4 +56,5 @@ __all__ = [
     "symmetrise",
 ]
 
-__getattr__ = moved.redirect(__name__)
+moved.redirect(__name__)
+__getattr__ = moved.attribute(__name__)

@@ -4,12 +4,14 @@ import copy
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 import autosym
+from autosym.linear import Dense
 from autosym.nn import nets
 from autosym.report import findings
 from models import draw, mlp
@@ -144,15 +146,69 @@ def test_other_files_are_refused(saved, tmp_path):
         autosym.fit(mlp(5, 4, 3), draw("categorical", 24), epochs=1, checkpoint=tmp_path / "run.safetensors", resume=True)
 
 
-def test_curvature_that_does_not_give_the_evidence_is_refused(saved, tmp_path):
+@pytest.mark.parametrize("change", ["weights", "curvature", "history", "no checksum"])
+def test_numbers_that_were_changed_in_the_file_are_refused(change, saved, tmp_path):
     from autosym.training import checkpoint, fitted
 
     tensors, state = checkpoint.read(saved / fitted.FILE, fitted.KIND)
-    name = next(name for name in tensors if name.startswith("estimate/eigenvalues"))
-    tensors[name] = 2 * tensors[name] + 1
+    if change == "weights":
+        tensors["model/0.weight"] = 10 * tensors["model/0.weight"]
+    elif change == "curvature":
+        name = next(name for name in tensors if name.startswith("estimate/curvature/factors"))
+        tensors[name] = 100 * tensors[name]
+    elif change == "history":
+        state["history"]["list"][0]["dict"]["loss"] = 0.0
+    else:
+        del state["checksum"]
     checkpoint.write(tmp_path / fitted.FILE, tensors, state, fitted.KIND)
-    with pytest.raises(ValueError, match="its evidence is not what its curvature and prior give"):
+    with pytest.raises(ValueError, match="is damaged: its checksum is another"):
         autosym.load(tmp_path, mlp(5, 4, 3))
+
+
+@pytest.mark.parametrize("part", ["likelihood", "evidence", "prior", "estimate", "schedule"])
+@pytest.mark.parametrize("value", [5, None, ["a"], {"a": 1}, "a", 10**400], ids=lambda value: str(value)[:9])
+def test_what_no_fit_writes_is_refused_by_name(part, value, saved, tmp_path):
+    """Also where the checksum is right: whoever writes a file can make one."""
+    from autosym.training import checkpoint, fitted
+
+    tensors, state = checkpoint.read(saved / fitted.FILE, fitted.KIND)
+    del state["checksum"]
+    state[part] = value
+    checkpoint.write(tmp_path / fitted.FILE, tensors, {**state, "checksum": fitted._checksum(tensors, state)}, fitted.KIND)
+    with pytest.raises(ValueError, match=r"fit\.safetensors"):
+        autosym.load(tmp_path, mlp(5, 4, 3))
+
+
+def test_another_likelihood_is_refused(saved):
+    assert autosym.load(saved, mlp(5, 4, 3), "categorical").likelihood.name == "categorical"
+    with pytest.raises(ValueError, match="likelihood 'categorical', not 'poisson': give that one"):
+        autosym.load(saved, mlp(5, 4, 3), autosym.Poisson())
+
+
+def test_a_model_with_other_layers_frozen_is_refused(saved):
+    model = mlp(5, 4, 3)
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"other layers frozen: they differ in 0\.bias, 0\.weight"):
+        autosym.load(saved, model)
+    with pytest.raises(TypeError):
+        autosym.load(saved, "a model")
+
+
+def test_a_model_that_is_a_path_itself_is_saved_and_loaded(tmp_path):
+    torch.manual_seed(0)
+    x, y = draw("categorical", 24)
+    fitted = autosym.fit(Dense((5,), (3,)).double(), (x, y), epochs=2, burn_in=0)
+    fitted.save(tmp_path)
+    loaded = autosym.load(tmp_path, Dense((5,), (3,)).double())
+    assert torch.equal(loaded.predictive(x).probabilities, fitted.predictive(x).probabilities)
+
+
+def test_numbers_of_numpy_are_taken_and_saved(tmp_path):
+    settings = {"epochs": np.int64(2), "lr": np.float32(0.1), "seed": np.int64(3)}
+    fitted = autosym.fit(mlp(5, 3), draw("categorical", 24), **settings)
+    fitted.save(tmp_path)
+    assert autosym.load(tmp_path, mlp(5, 3)).schedule == fitted.schedule
+    assert type(fitted.schedule.epochs) is int
 
 
 # ---- weights that were changed
@@ -183,7 +239,7 @@ def twice():
 @pytest.mark.parametrize("use", USES)
 def test_a_fit_notices_that_its_model_was_fitted_again(use, twice):
     first, data, _ = twice
-    with pytest.raises(ValueError, match=r"were changed after the fit .*put them back by fit\.restore\(\)"):
+    with pytest.raises(ValueError, match=r"was changed after the fit .*put them back by fit\.restore\(\)"):
         USES[use](first, data)
 
 
@@ -203,5 +259,26 @@ def test_a_model_that_was_frozen_after_the_fit_is_not_changed():
     fitted.check_weights()
     with torch.no_grad():
         fitted.model[0].bias[0] += 1e-9
-    with pytest.raises(ValueError, match=r"weights of 0\.bias were changed"):
+    with pytest.raises(ValueError, match=r"0\.bias was changed"):
         fitted.check_weights()
+
+
+def test_learned_ranges_and_frozen_layers_belong_to_the_weights():
+    """They are no parameters of the evidence, and another fit, or a user, changes them too."""
+    torch.manual_seed(0)
+    data = draw("categorical", 24, IMAGES)
+    model = FITS["symmetrised"][0]()
+    first = autosym.fit(model, data, epochs=3, burn_in=0)
+    said = str(first.symmetry())
+    autosym.fit(model, data, epochs=6, burn_in=0, hyper_lr=0.5)
+    with pytest.raises(ValueError, match="was changed after the fit"):
+        first.symmetry()
+    first.restore()
+    assert str(first.symmetry()) == said
+    frozen = mlp(5, 4, 3)
+    frozen[0].requires_grad_(False)
+    fitted = autosym.fit(frozen, draw("categorical", 24), epochs=1)
+    with torch.no_grad():
+        frozen[0].weight *= 3
+    with pytest.raises(ValueError, match=r"0\.weight was changed"):
+        fitted.save("nowhere")

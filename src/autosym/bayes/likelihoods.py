@@ -280,8 +280,12 @@ class Bernoulli(Likelihood):
             )
 
     def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:
-        """Refuse a model that ends in a sigmoid: the sigmoid of a probability is another likelihood."""
-        name, last = list(model.named_modules())[-1]
+        """Refuse an ``nn.Sequential`` that ends in a sigmoid: the sigmoid of a probability is another likelihood."""
+        name, last = "", model
+        while isinstance(last, nn.Sequential) and len(
+            last
+        ):  # elsewhere the last layer to be registered need not be the last to run
+            name, last = f"{name}.{len(last) - 1}".lstrip("."), last[-1]
         if isinstance(last, nn.Sigmoid) and bool(((outputs >= 0) & (outputs <= 1)).all()):
             raise ValueError(
                 f"the outputs of the model are probabilities, by {name or 'the model'} (Sigmoid): the Bernoulli likelihood "

@@ -58,12 +58,6 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     return list(found.values())
 
 
-def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
-    """The parameter of a site: ``name`` is the parameter's own name, or the path's name if the parameter is its weight."""
-    module = model.get_submodule(name) if name in dict(model.named_modules()) else None
-    return model.get_parameter(name) if module is None else module.get_parameter("weight")
-
-
 def check_parameter(name: str, parameter: nn.Parameter, owners: dict[int, str]) -> None:
     """Refuse a parameter that is trained under two names, in half precision, or not finite. Adds its name to ``owners``."""
     other = owners.setdefault(id(parameter), name)

@@ -61,8 +61,10 @@ class Pass:
             for x_part, y_part, record, rows in split(x, y, mask, limit):
                 self.used += len(rows) if record else 0
                 yield x_part, y_part, record, places[rows]
-        if not self.samples and self.parts > 1:
-            raise ValueError(f"no sample is left for process {processes.rank()} of {self.parts}: use fewer processes")
+        if not self.used and self.parts > 1:
+            raise ValueError(
+                f"no sample is left for process {processes.rank()} of {self.parts}: use fewer processes, or a larger subset"
+            )
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Refuse targets and outputs that the likelihood does not accept."""

@@ -77,12 +77,30 @@ def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> 
         x, y = to_model(x, y, model, "the first samples")
         cost = verify(model, x, owned=owned)
         with Tape(owned, see) as tape, torch.enable_grad():
-            f = tape.record(model, x).detach()
-        for name, square in squares.items():
-            check_factor(name, "A", square)
-        likelihood.check(f.shape[1], y)
-        likelihood.check_outputs(f, model)
+            recorded = tape.record(model, x)
+            f = recorded.detach()
+            for name, square in squares.items():
+                check_factor(name, "A", square)
+            likelihood.check(f.shape[1], y)
+            likelihood.check_outputs(f, model)
+            for names, rows in tape.backward(recorded, _root(likelihood, f, y).to(f)[:, :, 0]):
+                check_factor(", ".join(names), "G", rows.square().sum())
     return Verified(tuple(owned), cost, f.shape[1])
+
+
+def _root(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """The root of the output Hessian, if the likelihood gives sound numbers for outputs f (B, D)."""
+    statistic, root = likelihood.statistic(f, y), likelihood.root(f)
+    if not torch.isfinite(statistic).all():
+        raise ValueError(
+            f"the {likelihood.name} log-likelihood of the first samples is {float(statistic)}: look at the model's outputs"
+        )
+    if root.dim() != 3 or root.shape[:2] != f.shape or not 0 < root.shape[2] <= f.shape[1] or not torch.isfinite(root).all():
+        raise ValueError(
+            f"the root of the {likelihood.name} likelihood must be finite, of shape (B, {f.shape[1]}, rank) with a rank of at most "
+            f"{f.shape[1]}, but for {len(f)} samples it is of shape {tuple(root.shape)}: mend its root()"
+        )
+    return root
 
 
 def linearised(

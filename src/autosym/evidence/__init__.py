@@ -2,5 +2,8 @@
 
 from autosym.evidence.laplace import log_evidence
 from autosym.evidence.record import Evidence
+from autosym.runtime import moved
 
 __all__ = ["Evidence", "log_evidence"]
+
+__getattr__ = moved.attribute("autosym", "evidence")

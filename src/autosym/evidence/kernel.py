@@ -44,7 +44,6 @@ class Kernel:
     outputs: int
     likelihood: Likelihood
     bound_of: str | None
-    parameters: dict[str, Tensor]  # the weights it was taken at
     fingerprint: Tensor | None = None  # of the data
 
     def __call__(self, prior: Prior) -> Evidence:
@@ -119,7 +118,6 @@ def at(
         outputs=width,
         likelihood=likelihood,
         bound_of=_bound(size, len(x), parts, outputs),
-        parameters={name: weight.clone() for name, weight in owned.items()},
         fingerprint=shown.fingerprint,
     )
 

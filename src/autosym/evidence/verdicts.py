@@ -11,7 +11,9 @@ share. Shares are not judged if the evidence is not above guessing, or if a laye
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
+from operator import and_
 from typing import Any, Literal
 
 from autosym.evidence.cautions import Caution, Dead, Guessing, Little, Moving, OneClass, OneStep, Rising, Unsteady, Unused
@@ -162,9 +164,7 @@ def _keeps(paths: Sequence[PathShare]) -> Kept:
     symmetric = [path for path in paths if path.symmetric and path not in breaking]
     in_use = [path for path in symmetric if math.isnan(path.share) or path.share >= STRICT]
     kept = [path.keeps for path in in_use or symmetric]
-    own = [one.group for one in kept if all(other.groups and one.group in other for other in kept)]
-    translations = (all(one.equivariant for one in kept), all(one.invariant for one in kept)) if kept else (False, False)
-    return Kept(*translations, tuple(own[:1]))
+    return reduce(and_, kept) if kept else Kept()
 
 
 # ---- cautions

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+CHUNK = 2**24  # numbers of unit vectors at a time
 LARGEST = 2**28  # most weights of a matrix that ``matrix_of`` computes
 
 
@@ -65,10 +66,13 @@ class Convolution:
 Plain = Matrix | Pooled | Factors | Convolution
 
 
-def units(in_shape: Sequence[int], like: Tensor) -> Tensor:
-    """All unit vectors of shape ``in_shape``, as a batch."""
+def units(in_shape: Sequence[int], like: Tensor, which: Tensor | None = None) -> Tensor:
+    """Unit vectors of shape ``in_shape``, as a batch: all of them, or those at the places ``which``."""
     size = math.prod(in_shape)
-    return torch.eye(size).to(like).reshape(size, *in_shape)
+    which = torch.arange(size) if which is None else which
+    found = torch.zeros(len(which), size).to(like)
+    found[torch.arange(len(which)), which] = 1
+    return found.reshape(-1, *in_shape)
 
 
 @torch.no_grad()
@@ -84,9 +88,10 @@ def matrix_of(affine: nn.Module, in_shape: Sequence[int] | None, offset: Tensor 
             f"{name} of inputs {tuple(in_shape)} would be a dense layer of {size * at_zero.numel()} weights, too many: "
             "write its plain() in a smaller form (autosym.linear.plain)"
         )
-    weight = (affine(units(in_shape, like)) - at_zero).flatten(1).mT
+    parts = torch.arange(size).split(max(1, CHUNK // size))  # not all unit vectors at a time: they are size^2 numbers
+    weight = torch.cat([affine(units(in_shape, like, part)) - at_zero for part in parts]).flatten(1).mT
     error = (weight @ some - (at_some - at_zero).flatten()).abs().max()
-    if not error <= 1e-3 * (at_some.abs().max() + at_zero.abs().max()):
+    if not error <= max(1e-3, 8 * torch.finfo(like.dtype).eps) * (at_some.abs().max() + at_zero.abs().max()):
         raise ValueError(
             f"{name} is not linear in its input, up to a constant: move the non-linear part out of the relaxed layer"
         )

@@ -5,7 +5,7 @@ from pathlib import Path as File
 from typing import Any
 
 from autosym.report import findings, page, run_files
-from autosym.runtime import files
+from autosym.runtime import files, processes
 from autosym.runtime.batching import Data
 from autosym.training.fitted import Fit
 
@@ -27,7 +27,8 @@ def write_page(contents: Mapping[str, Any], path: File) -> File:
 def write_text(text: str, path: File) -> File:
     """A page, whole or not at all, as the file ``path`` or as report.html in that folder."""
     path = path / "report.html" if path.is_dir() else path
-    files.write(path, text)
+    if processes.first():
+        files.write(path, text)
     return path
 
 

@@ -28,17 +28,15 @@ class _Redirected(MetaPathFinder, Loader):
     """Finds ``package.old`` and loads ``package.new`` for it."""
 
     def __init__(self, package: str):
-        self.names = {f"{package}.{old}": f"{package}.{new}" for old, new in MOVED.items()}
+        self.package, self.names = package, {f"{package}.{old}": old for old in MOVED}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(fullname, self) if fullname in self.names else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        new = self.names[spec.name]
-        warnings.warn(
-            f"{spec.name} is now {new}, and goes with version 0.2: import it from there", DeprecationWarning, stacklevel=2
-        )
-        module = importlib.import_module(new)
+        old = self.names[spec.name]
+        warnings.warn(_told(self.package, old), DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(f"{self.package}.{MOVED[old]}")
         self.spec = module.__spec__
         return module
 
@@ -46,13 +44,23 @@ class _Redirected(MetaPathFinder, Loader):
         module.__spec__ = self.spec  # its own, which the import of another name has replaced
 
 
-def redirect(package: str) -> Callable[[str], ModuleType]:
-    """Let the old names of ``package`` be imported; returns its ``__getattr__``, for those that are only read."""
+def redirect(package: str) -> None:
+    """Let the old names of ``package`` be imported."""
     sys.meta_path.append(_Redirected(package))
 
-    def attribute(name: str) -> ModuleType:
-        if name in MOVED:
-            return importlib.import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return attribute
+def attribute(package: str, inside: str = "") -> Callable[[str], ModuleType]:
+    """The ``__getattr__`` of ``package``, or of its part ``inside``, for old names that are read without being imported."""
+
+    def found(name: str) -> ModuleType:
+        old = f"{inside}.{name}".lstrip(".")
+        if old not in MOVED:
+            raise AttributeError(f"module {f'{package}.{inside}'.rstrip('.')!r} has no attribute {name!r}")
+        warnings.warn(_told(package, old), DeprecationWarning, stacklevel=2)
+        return importlib.import_module(f"{package}.{MOVED[old]}")
+
+    return found
+
+
+def _told(package: str, old: str) -> str:
+    return f"{package}.{old} is now {package}.{MOVED[old]}, and goes with version 0.2: import it from there"

@@ -132,6 +132,7 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
         estimate=estimate,
         evidence=evidence,
         simplified=True,
+        weights={},
     )
 
 

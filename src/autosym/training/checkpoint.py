@@ -22,12 +22,13 @@ from autosym.runtime.batching import Stream
 from autosym.training.steps import Weights
 
 FORMAT, VERSION = "autosym checkpoint", 4
+VERSIONS = {FORMAT: VERSION, "autosym fit": 1}
 STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # lengths of a random generator's state
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], kind: str = FORMAT) -> None:
     """Replace the checkpoint at ``path``, whole or not at all. ``state`` is anything that JSON holds."""
-    header = {"format": kind, "version": str(VERSION), "state": json.dumps(state, allow_nan=False)}
+    header = {"format": kind, "version": str(VERSIONS[kind]), "state": json.dumps(state, allow_nan=False)}
     kept: dict[str, Tensor] = {}
     places: set[int] = set()  # tensors that share memory (tied weights, say) are written once for each name
     for name, tensor in tensors.items():
@@ -54,10 +55,14 @@ def read(path: Path, kind: str = FORMAT) -> tuple[dict[str, Tensor], dict[str, A
             version = header.get("version", "")
             if not version.isdecimal():
                 raise ValueError(f"{path} is damaged, as its version is {version!r}: use an earlier one, or start anew")
-            if int(version) > VERSION:
-                raise ValueError(f"{path} is of version {version}, newer than this autosym reads ({VERSION}): upgrade autosym")
-            if int(version) < VERSION:
-                raise ValueError(f"{path} was written by an older autosym (version {version}, this is {VERSION}): start anew")
+            if int(version) > VERSIONS[kind]:
+                raise ValueError(
+                    f"{path} is of version {version}, newer than this autosym reads ({VERSIONS[kind]}): upgrade autosym"
+                )
+            if int(version) < VERSIONS[kind]:
+                raise ValueError(
+                    f"{path} was written by an older autosym (version {version}, this is {VERSIONS[kind]}): start anew"
+                )
             return {name: file.get_tensor(name) for name in file.keys()}, _state(path, header.get("state", ""))  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or not a checkpoint ({error}): use an earlier one, or start anew") from error
@@ -117,8 +122,9 @@ class State:
         lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
         if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
             raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
-        if "likelihood" in self.config:
-            state["config"].setdefault("likelihood", self.config["likelihood"])  # older files do not name it
+        for key in ("likelihood", "nu", "prior precision"):  # older files do not have them
+            if key in self.config:
+                state["config"].setdefault(key, self.config[key])
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
@@ -161,7 +167,7 @@ class Keeper:
     """Writes the state of a run to a file from time to time, or, without a file, never."""
 
     def __init__(self, state: State, path: str | Path | None, seconds: float):
-        self.state, self.path, self.seconds = state, None if path is None else Path(path), seconds
+        self.state, self.path, self.seconds = state, Path(path) if path else None, seconds
         self.saved = time.perf_counter()
 
     def begin(self, resume: bool) -> list[dict[str, Any]]:

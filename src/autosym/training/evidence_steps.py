@@ -59,4 +59,6 @@ def summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace 
             "effective_parameters": dict(zip(at.names, at.effective_parameters(prior).tolist(), strict=True)),
             "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
-        return found | {key: value for key, value in likelihood.figures().items() if key not in found}
+        return found | {
+            key: value for key, value in likelihood.figures().items() if key not in (*found, "epoch", "loss", "seconds")
+        }

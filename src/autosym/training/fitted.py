@@ -1,9 +1,10 @@
 """What a fit returns, and how it is saved and loaded."""
 
 import copy
-import math
+import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path as File
 from typing import Any, ClassVar
@@ -15,19 +16,22 @@ from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
-from autosym.curvature.owners import parameter_of
+from autosym.curvature.owners import sites
 from autosym.evidence import verdicts
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.predictive import Link, Predictive, predictive
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry, symmetry
+from autosym.runtime import processes
+from autosym.runtime.batching import check_module
 from autosym.runtime.records import pack, unpack
 from autosym.training import checkpoint
 from autosym.training.schedule import Schedule
 
 FILE, KIND = "fit.safetensors", "autosym fit"
 KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Curvature, Factors)}
+EXPECTED = {"schedule": Schedule, "history": list, "evidence": Evidence}
 PRIOR = ("names", "nu", "log_precision", "scales", "mixture_bound")
 ON_DEVICE = ("estimate/curvature/factors/", "estimate/eigenvalues/", "model/", "prior/scales/")  # the model's
 
@@ -49,6 +53,7 @@ class Fit:
     estimate: Laplace | Kernel
     seed: int = 0
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)  # of the model as it was fitted, by name in its state
 
     # Pages are made from fits, so their room comes after this one: autosym/__init__.py gives the methods that write them.
     report: ClassVar[Callable[..., File]]
@@ -62,47 +67,62 @@ class Fit:
         )
         return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs>"
 
+    def __post_init__(self) -> None:
+        if not self.weights:
+            weights = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+            object.__setattr__(self, "weights", weights)
+
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
+        self.check_weights()
         found = replace(symmetry(self.model, self.prior, self.estimate), simplified=self.simplified)
         return with_cautions(found, self.evidence, self.estimate, self.likelihood, self.schedule, self.history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
         self.check_weights()
-        return predictive(self.model, x, self._eigenvectors, self.prior, self.likelihood, link, samples, seed)
+        device = next(self.model.parameters()).device  # which may be another one than that of the fit
+        vectors = {name: (p.to(device), u.to(device), v.to(device)) for name, (p, u, v) in self._eigenvectors.items()}
+        return predictive(self.model, x, vectors, self.prior, self.likelihood, link, samples, seed)
 
     def check_weights(self) -> None:
-        """Refuse a model whose weights are not those of the fit any more: the evidence is of the weights before."""
-        moved = [n for n, weight in self.estimate.parameters.items() if not torch.equal(parameter_of(self.model, n), weight)]
+        """Refuse a model whose weights, frozen ones and ranges included, are no longer those of the fit."""
+        now = self.model.state_dict()
+        moved = [
+            name
+            for name, then in self.weights.items()
+            if name not in now or not torch.equal(now[name], then.to(now[name].device))
+        ]
         if moved:
             raise ValueError(
-                f"the weights of {moved[0]} were changed after the fit (by another fit of the same model?), and its evidence is of the "
-                "weights before that: put them back by fit.restore(), or train a copy.deepcopy(model) next time"
+                f"{moved[0]} was changed after the fit (by another fit of the same model?), and the evidence is of the weights before "
+                "that: put them back by fit.restore(), or train a copy.deepcopy(model) next time"
             )
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Put the weights of this fit back into its model."""
-        for name, weight in self.estimate.parameters.items():
-            parameter_of(self.model, name).copy_(weight)
+        self.model.load_state_dict(self.weights)
 
     def save(self, folder: str | File) -> File:
-        """Write everything but the model's code to ``folder``, as one file of safetensors and JSON; ``autosym.load`` reads it."""
+        """Write everything but the model's code to ``folder``, as one file of safetensors and JSON; ``autosym.load`` reads it.
+
+        With several processes, the first writes.
+        """
         self.check_weights()
-        path, tensors = File(folder) / FILE, {f"model/{name}": t for name, t in self.model.state_dict().items()}
-        prior, learned = self.prior, self.likelihood.hyperparameters()
+        path, tensors = File(folder) / FILE, {f"model/{name}": t for name, t in self.weights.items()}
+        learned = dict(self.likelihood.hyperparameters())
         state = {
             "schedule": pack(self.schedule, "schedule", tensors),
             "history": pack(self.history, "history", tensors),
             "evidence": pack(self.evidence, "evidence", tensors),
             "estimate": pack(self.estimate, "estimate", tensors, leave_out=("likelihood", "parameters")),
-            "prior": pack({key: getattr(prior, key) for key in PRIOR}, "prior", tensors),
-            "likelihood": {"name": self.likelihood.name, "learned": pack(dict(learned), "likelihood", tensors)},
+            "prior": pack({key: getattr(self.prior, key) for key in PRIOR}, "prior", tensors),
+            "likelihood": {"name": self.likelihood.name, "learned": pack(learned, "likelihood", tensors)},
             "seed": self.seed,
             "simplified": self.simplified,
         }
-        checkpoint.write(path, tensors, state, KIND)
+        if processes.first():
+            checkpoint.write(path, tensors, {**state, "checksum": _checksum(tensors, state)}, KIND)
         return path
 
     @property
@@ -117,44 +137,51 @@ class Fit:
         return self.laplace.curvature.eigenvectors(self.prior.scales)
 
 
-def load(folder: str | File, model: nn.Module, likelihood: Likelihood | None = None) -> Fit:
+def load(folder: str | File, model: nn.Module, likelihood: str | Likelihood | None = None) -> Fit:
     """The fit that ``Fit.save`` wrote to ``folder``; it can do what it could before.
 
-    ``model`` is one of the same layers (relaxed in the same way, say); it is given the weights of the fit, in place. A ``likelihood`` of
-    your own must be given, too.
+    ``model`` has the same layers as the fitted one, with the same ones frozen; it is given the weights of the fit, in place. If the
+    likelihood is your own, give the one that the fit was made with.
     """
     path = File(folder) / FILE
+    check_module(model)
+    model = processes.unwrapped(model)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: name a folder that fit.save(folder) wrote")
     tensors, state = checkpoint.read(path, KIND)
-    name = (state.get("likelihood") or {}).get("name")
-    if likelihood is None and isinstance(name, str) and name not in LIKELIHOODS:
-        raise ValueError(f"{path} has a likelihood of your own, {name!r}: give it too, as in load(folder, model, likelihood)")
-    device = next(model.parameters()).device
-    tensors = {name: t.to(device) if name.startswith(ON_DEVICE) else t for name, t in tensors.items()}
-    own = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    if state.pop("checksum", None) != _checksum(tensors, state):
+        raise ValueError(f"{path} is damaged: its checksum is another; save the fit again")
     try:
-        found = _unpacked(state, tensors, own, model, likelihood)
-        found_again = float(found.estimate(found.prior).log_evidence.detach())
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RecursionError) as error:
+        given = _likelihood(state["likelihood"]["name"], likelihood, path)
+        fit = _unpacked(state, tensors, model, given)
+        names, own = fit.prior.names, tuple(site.name for site in sites(model))
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise ValueError(
             f"{path} is damaged, or of another version ({type(error).__name__}: {error}): save the fit again"
         ) from error
-    if not math.isclose(found_again, float(found.evidence.log_evidence), rel_tol=1e-6, abs_tol=1e-3):
-        raise ValueError(f"{path} is damaged: its evidence is not what its curvature and prior give; save the fit again")
-    checkpoint.load_into(model.state_dict(), own, path)
+    if set(names) != set(own):
+        other = sorted(set(names) ^ set(own))
+        raise ValueError(
+            f"{path} is of another model, or of one with other layers frozen: they differ in {', '.join(other[:3])}"
+        )
+    checkpoint.load_into(model.state_dict(), fit.weights, path)
+    return fit
+
+
+def _likelihood(name: str, given: str | Likelihood | None, path: File) -> Likelihood:
+    """A likelihood of that name: ours, or the one given."""
+    if given is None and name not in LIKELIHOODS:
+        raise ValueError(f"{path} has a likelihood of your own, {name!r}: give it too, as in load(folder, model, likelihood)")
+    found = copy.deepcopy(likelihoods.of(name if given is None else given))
+    if found.name != name:
+        raise ValueError(f"{path} is of a fit with the likelihood {name!r}, not {found.name!r}: give that one")
     return found
 
 
-def _unpacked(
-    state: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-    model: nn.Module,
-    likelihood: Likelihood | None,
-) -> Fit:
-    """The fit of a file, whose model's tensors are ``own``."""
-    likelihood = LIKELIHOODS[state["likelihood"]["name"]]() if likelihood is None else copy.deepcopy(likelihood)
+def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module, likelihood: Likelihood) -> Fit:
+    """The fit of a file, with its tensors on the device of the model where they have to be."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    tensors = {name: t.to(device) if name.startswith(ON_DEVICE) else t for name, t in tensors.items()}
     with torch.no_grad():
         for name, value in unpack(state["likelihood"]["learned"], tensors, {}).items():
             likelihood.hyperparameters()[name].copy_(value)
@@ -162,10 +189,34 @@ def _unpacked(
     prior = Prior(known["names"], 1.0, known["nu"])
     prior.log_precision.data.copy_(known["log_precision"])
     prior.scales, prior.mixture_bound = known["scales"], known["mixture_bound"]
-    parts = {key: unpack(state[key], tensors, KINDS) for key in ("schedule", "history", "evidence")}
-    weights = {name: own[name] if name in own else own[f"{name}.weight"] for name in known["names"]}
-    estimate = unpack(state["estimate"], tensors, KINDS, likelihood=likelihood, parameters=weights)
-    return Fit(model, prior, likelihood, **parts, estimate=estimate, seed=state["seed"], simplified=state["simplified"])
+    weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    more: dict[str, Any] = {"likelihood": likelihood}
+    if state["estimate"]["record"] == Laplace.__name__:
+        more["parameters"] = {n: weights[n] if n in weights else weights[f"{n}.weight".lstrip(".")] for n in prior.names}
+    estimate = unpack(state["estimate"], tensors, KINDS, **more)
+    parts = {key: unpack(state[key], tensors, KINDS) for key in EXPECTED}
+    wrong = [key for key, kind in EXPECTED.items() if not isinstance(parts[key], kind)]
+    if wrong:
+        raise TypeError(f"{wrong[0]} is a {type(parts[wrong[0]]).__name__}")
+    return Fit(
+        model,
+        prior,
+        likelihood,
+        **parts,
+        estimate=estimate,
+        seed=state["seed"],
+        simplified=state["simplified"],
+        weights=weights,
+    )
+
+
+def _checksum(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> int:
+    """Of all numbers and names of a file."""
+    found = zlib.crc32(json.dumps(state, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        found = zlib.crc32(content, zlib.crc32(name.encode(), found))
+    return found
 
 
 def with_cautions(

@@ -12,6 +12,7 @@ A fit is prepared (everything that can be wrong is found before the first step),
 
 import copy
 import math
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ def fit(
     Several processes (``torch.distributed``: torchrun, DDP) take a part of every batch and of the evidence each: ``batch_size`` is that
     of all together, and all return the same fit. The first of them writes, shows and logs.
     """
-    schedule = Schedule.of(schedule, changes)
+    schedule, seed = Schedule.of(schedule, changes), operator.index(seed)
     run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)
     keeper = Keeper(run.state(data if checkpoint else None), checkpoint, checkpoint_seconds)
     run.lines = keeper.begin(resume)
@@ -144,6 +145,7 @@ class Run:
         """What a checkpoint holds; ``data`` are those whose checksum a resumed run must have, if it can be taken."""
         config = {"schedule": repr(self.schedule), "seed": self.seed, "samples": self.count}
         config |= {"checksum of the data": None if data is None else checksum(data), "likelihood": self.likelihood.name}
+        config |= {"nu": repr(self.prior.nu), "prior precision": sorted(set(self.prior.precision().values()))}
         return State(self.model, self.prior, self.likelihood, self.weights, self.stream, config, self.ranges.tensors())
 
 
@@ -244,6 +246,8 @@ def _check(
     batch = next(batches(evidence_data, schedule.batch_size, torch.Generator()), None)
     check_seen(0 if batch is None else count, data, allow_partial=True)
     assert batch is not None
+    if schedule.step == "mackay":
+        copy.deepcopy(likelihood).update(torch.ones((), dtype=torch.float64), 1.0)  # refuses one that has no closed form
     return count, verified(model, batch[0][:2], batch[1][:2], likelihood)
 
 

@@ -40,7 +40,10 @@ def _check(record: Any) -> None:
             continue
         if (int in kinds and not isinstance(value, Integral)) or (float in kinds and not isinstance(value, Real)):
             wrong.append((field.name, value, "a whole number" if int in kinds else "a number"))
-        elif field.name in RULES and not RULES[field.name][0](value):
+            continue
+        if isinstance(value, Real) and type(value) not in (bool, int, float):  # a NumPy number
+            object.__setattr__(record, field.name, int(value) if isinstance(value, Integral) else float(value))
+        if field.name in RULES and not RULES[field.name][0](value):
             wrong.append((field.name, value, RULES[field.name][1]))
     if wrong:
         raise ValueError(f"a schedule cannot have {', '.join(f'{name} = {value!r} ({rule})' for name, value, rule in wrong)}")
