@@ -67,9 +67,11 @@ def wrapped():
 
 def fitted(folder=None):
     net, x, y = problem()
+    net.register_buffer("mark", torch.arange(3.0))
     if dist.is_initialized() and dist.get_rank():
         with torch.no_grad():
-            next(net.parameters()).add_(1)  # of the first process all get the same
+            for tensor in (next(net.parameters()), net.mark):
+                tensor.add_(1)  # of the first process all get the same
     options = {"checkpoint": f"{folder}/run.safetensors", "history": f"{folder}/history.jsonl"} if folder else {}
     noisy = lambda x, generator: x + 0.1 * torch.randn(x.shape, dtype=x.dtype, generator=generator)  # noqa: E731
     fit = autosym.fit(net, (x, y), epochs=6, batch_size=9, burn_in=1, every=2, augment=noisy, clip=1.0, **options)
@@ -78,6 +80,7 @@ def fitted(folder=None):
         "precision": list(fit.prior.precision().values()),
         "losses": [line["loss"] for line in fit.history],
         "weights": [float(p.detach().sum()) for p in fit.model.parameters()],
+        "buffers": fit.model.mark.tolist(),
     }
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
-from autosym.cli import commands, own_images
+from autosym.cli import commands, own_images, pictures
 from autosym.cli.own_images import Run, network_for, schedule_for, working_size
 from autosym.nn import nets
 from commands import bars, shown
@@ -75,6 +75,19 @@ def test_small_data_are_trained_long_enough():
         assert schedule.epochs * math.ceil(samples / schedule.batch_size) >= own_images.WEIGHT_STEPS
         assert len(schedule.evidence_epochs()) <= 130
     assert schedule_for(Run("x", epochs=3), 100).epochs == 3
+
+
+def test_images_are_normalised_by_those_of_training():
+    images = torch.arange(1.0, 41)[:, None, None, None] * torch.rand(40, 2, 8, 8)
+    found = pictures.Pictures(images, torch.arange(40) % 2, ("a", "b"))
+    (x, y), (x_test, y_test), how, notes = own_images._prepared(found, Run("images", test=0.25))
+    assert (len(x), len(y), len(x_test), len(y_test), notes) == (30, 30, 10, 10, [])
+    torch.testing.assert_close((x.mean((0, 2, 3)), x.std((0, 2, 3))), (torch.zeros(2), torch.ones(2)), rtol=0, atol=1e-5)
+    mean, std = (torch.tensor(how[key])[:, None, None] for key in ("mean", "std"))
+    back, labels = torch.cat([x, x_test]) * std + mean, torch.cat([y, y_test])
+    order = back.sum((1, 2, 3)).argsort(), images.sum((1, 2, 3)).argsort()
+    torch.testing.assert_close(back[order[0]], images[order[1]])
+    assert torch.equal(labels[order[0]], found.labels[order[1]])
 
 
 # ---- fit

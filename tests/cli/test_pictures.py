@@ -94,6 +94,16 @@ def test_arrays_are_resized(npz):
     torch.testing.assert_close(found.images, torch.full((8, 1, 4, 8), 0.2))
 
 
+def test_images_that_become_smaller_are_antialiased():
+    """Every pixel counts, those between the four that are nearest to the new ones too; larger images are bilinear."""
+    spikes = 16.0 * torch.eye(64).reshape(64, 1, 8, 8)
+    smaller = pictures.resized(spikes, (2, 2)).sum((1, 2, 3))
+    assert smaller.min() > 0.5
+    assert smaller.max() < 1.5
+    larger = torch.nn.functional.interpolate(spikes, (11, 9), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(pictures.resized(spikes, (11, 9)), larger)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -77,10 +77,12 @@ def test_of_all_samples_and_outputs_it_is_laplace_with_the_full_ggn(name, kind, 
     assert block_wise != pytest.approx(expected, rel=1e-4), "cross terms between paths are what it adds"
 
 
+@pytest.mark.parametrize("options", [{}, {"samples": 4}, {"outputs": "one"}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_effective_parameters_are_the_slope_of_the_log_determinant(kind):
+def test_effective_parameters_are_the_slope_of_the_log_determinant(kind, options):
+    """Also where a part of the rows stands for all."""
     model, data = problem("convolutions", kind)
-    at = kernel.at(model, data, kind)
+    at = kernel.at(model, data, kind, **options)
     prior = Prior(at.names, 0.5)
     (slope,) = torch.autograd.grad(at(prior).log_evidence, prior.log_precision)
     expected = 0.5 * (at.effective_parameters(prior) - 0.5 * at.square_norms)
@@ -101,6 +103,22 @@ def test_parts_of_the_data_give_a_lower_bound(kind, parts):
         record = at(prior)
         assert float(record.log_evidence) < float(whole(prior).log_evidence)
         assert record.bound_of == kernel.FULL
+
+
+@pytest.mark.parametrize(("samples", "parts"), [(4, 1), (4, 2), (None, 3), (None, 2)])
+def test_parts_are_blocks_of_the_whole_kernel(samples, parts):
+    """Of exactly as many samples as were asked for, none in two parts; 13 are not divisible."""
+    model, data = problem("mlp", "gaussian", 13)
+    whole, at = kernel.at(model, data, "gaussian"), kernel.at(model, data, "gaussian", samples=samples, parts=parts)
+    each = samples or 13 // parts
+    rows = 3 * each  # outputs
+    assert at.weight == pytest.approx(13 / (parts * each))
+    assert f"from {parts * each} of 13 samples" in at.bound_of
+    for all_rows, own in zip(whole.kernels, at.kernels, strict=True):
+        assert own.shape == (parts, rows, rows)
+        for part, found in enumerate(own):
+            inside = slice(part * rows, (part + 1) * rows)
+            torch.testing.assert_close(found, all_rows[0, inside, inside])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ import oracles
 from autosym import Categorical, Gaussian, calibration_error
 from autosym.curvature.kronecker import kfac
 from autosym.curvature.owners import sites
+from autosym.evidence.predictive import scores
 from models import convnet, draw, eye, mlp, owned, relaxed
 
 
@@ -257,6 +258,14 @@ def told(*cases):
 )
 def test_calibration_error_by_hand(cases, error):
     assert calibration_error(*told(*cases)) == pytest.approx(error, abs=1e-12)
+
+
+def test_scores_by_hand():
+    """Three of four right: the error of the mean is sqrt(p (1 - p) / (n - 1)), that of independent samples."""
+    found = scores(torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1, 0, 0]))
+    assert found.accuracy == 0.75
+    assert found.standard_error == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
+    assert found.nll == pytest.approx(sum(math.log1p(math.exp(-margin)) for margin in (2, 1, 3, -1)) / 4)
 
 
 def test_calibration_error_depends_on_the_bins():

@@ -291,13 +291,17 @@ def test_paths_without_a_bias_are_counted():
 
 
 def test_layers_whose_names_begin_alike_are_kept_apart():
-    """Layer 1 is not layer 10."""
+    """Layer 1 is not layer 10, nor is path conv path conv-5."""
     shape = (2, 4, 4)
     parts = [Relaxed({"conv": layers.conv(shape, shape)}, {"f-fc": layers.Factored(shape, shape)}) for _ in range(11)]
+    both = {"conv": layers.conv(shape, shape), "conv-5": layers.conv(shape, shape, 5)}
+    parts[1] = Relaxed(both, {"f-fc": layers.Factored(shape, shape)})
     model = randomised(nn.Sequential(*parts, nn.Flatten(), nn.Linear(32, 3)))
     table = symmetry(model, *reversed(taken(model)))
     assert len({p.layer for p in table}) == 11
     assert {p.parameters for p in table if p.path == "conv"} == {2 * 2 * 9 + 2}
+    for layer in range(11):
+        assert sum(p.share for p in table if p.layer == str(layer)) == pytest.approx(1)
 
 
 def test_a_fit_shows_its_symmetry():

@@ -65,6 +65,14 @@ def test_relaxed_is_the_mean_of_its_paths():
     torch.testing.assert_close(layer(x), mean, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_relaxed_counts_every_symmetric_path_in_the_mean(stride):
+    free = layers.fc(IN, (OUT[0], OUT[1] // stride, OUT[2] // stride))
+    layer, x = Relaxed(two_convs(), {"fc": free}, stride).double(), torch.randn(2, *IN, dtype=torch.float64)
+    total = polyphase(layer["small"](x) + layer["large"](x), stride) + layer["fc"](x)
+    torch.testing.assert_close(layer(x), total / 3, rtol=1e-12, atol=1e-12)
+
+
 def test_relaxed_with_stride_adds_free_paths_to_the_chosen_grid():
     layer = Relaxed({"conv": layers.conv(IN, OUT)}, {"fc": layers.fc(IN, HALF)}, stride=2).double()
     x = torch.randn(2, *IN, dtype=torch.float64)

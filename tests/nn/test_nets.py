@@ -274,6 +274,22 @@ def test_paths_that_break_a_symmetry_start_smaller(name, broken):
     assert sum(scale**2 for scale in scales.values()) == pytest.approx(len(scales), rel=1e-6)
 
 
+@pytest.mark.parametrize("start", [1.0, 0.3])
+@pytest.mark.parametrize("name", ["conv", "fc+conv", "f-fc+conv+gconv:c4"])
+def test_the_mean_of_paths_starts_with_the_variance_of_one(name, start, monkeypatch):
+    """1/n^2 sum_i factor_i^2 = 1, by which the weights of each path are multiplied as they are made."""
+
+    def weights():
+        torch.manual_seed(0)
+        net = nets.build(name, (1, 8, 8), 3, **SMALL, start=start)
+        lasts = [path.theta_1 if hasattr(path, "theta_1") else path.linear for path in net.blocks[1].values()]
+        return [float(last.weight.detach().norm()) for last in lasts]
+
+    found = weights()
+    monkeypatch.setattr(nets, "scaled", lambda layer, factors: layer)
+    assert sum((a / b) ** 2 for a, b in zip(found, weights(), strict=True)) == pytest.approx(len(found) ** 2, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -220,6 +220,13 @@ def test_euler_adds_energy_where_the_midpoint_rule_keeps_it():
     assert drift[1] == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("p_scale", [0.5, 2.0])
+def test_starts_have_their_sizes(p_scale):
+    q, p = planar_bodies(2).starts(4000, torch.Generator().manual_seed(0), p_scale).chunk(2, 1)
+    assert_close(q.std(0), torch.ones(4).double(), rtol=0.05, atol=0)
+    assert_close(p.std(0), torch.full((4,), p_scale).double(), rtol=0.05, atol=0)
+
+
 @pytest.mark.parametrize("system", [oscillators(3), planar_bodies(3)], ids=lambda s: s.name)
 def test_known_quantities_are_conserved_and_complete(system):
     """Their brackets with H vanish, they are independent, and no other quantity of degree two is conserved."""

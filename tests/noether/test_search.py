@@ -173,6 +173,20 @@ def test_drift_tells_what_is_conserved_from_what_is_not():
     )
     assert drift_of(energy, x) < 1e-4
     assert drift_of(momentum, x) > 0.5
+    moved = x - x.mean(1, keepdim=True)
+    usual = moved.square().sum(-1).mean() / 2  # of a slope of one, along any of two directions
+    assert drift_of(momentum, x) == pytest.approx(float((moved[..., 1].square().mean() / usual).sqrt()))
+    assert drift_of(momentum, 7 * x) == pytest.approx(drift_of(momentum, x)), "whatever the units"
+
+
+def test_drift_is_that_of_held_out_trajectories_alone(oscillator):
+    """The last two of ten, which were not learned from; others differ."""
+    (energy,) = oscillator.quantities
+    quantity, x = Quadratic.of(torch.tensor([energy.A]), torch.tensor([energy.b])), trajectories(oscillators(1))
+    assert energy.drift == pytest.approx(drift_of(quantity, x[8:]), rel=1e-4)
+    assert energy.drift != pytest.approx(drift_of(quantity, x), rel=0.02)
+    assert energy.drift != pytest.approx(drift_of(quantity, x[:8]), rel=0.02)
+    assert len(energy.along) == 2
 
 
 # ---- data

@@ -297,6 +297,20 @@ def test_every_flip_and_crop_is_equally_likely_for_every_image():
     assert 130 < counts.min() <= counts.max() < 270, "200 each, up to five standard deviations"
 
 
+@pytest.mark.parametrize(
+    ("move", "reach"),
+    [(lambda x: datasets.flip_and_crop(x, torch.Generator().manual_seed(0)), 4), (lambda x: datasets.translated(x, 0), 8)],
+    ids=["augmentation", "translation"],
+)
+def test_by_default_moves_reach_as_far_as_published_and_no_farther(move, reach):
+    images = torch.zeros(1000, 1, 41, 41)
+    images[:, :, 20, 20] = 1.0
+    _, _, *places = move(images).nonzero(as_tuple=True)
+    for along in places:
+        assert len(along) == 1000
+        assert (along - 20).unique().tolist() == list(range(-reach, reach + 1))
+
+
 def test_augmentation_goes_on_with_its_generator():
     x, generator = pictures(), torch.Generator().manual_seed(0)
     before = x.clone()

@@ -101,6 +101,15 @@ def test_the_learned_network_is_compared_with_the_better_fixed_one_in_pairs():
     ]
 
 
+@pytest.mark.parametrize(("lost", "within"), [(3, True), (5, False)])
+def test_two_standard_errors_are_the_measure(lost, within):
+    """Of 3 images of 100, 1.7 standard errors, and of 5, 2.3 of them."""
+    results = [cell("digit", *LEARNED, [0] * lost + [1] * (100 - lost)), cell("digit", "conv", "map", [1] * 100)]
+    (found,) = quadrant_digits.summarise(results)["comparison"]
+    assert 1 < -found["difference"] / found["standard_error"] < 3
+    assert found["within_two_standard_errors_or_above"] is within
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_training_and_test_images_are_apart_and_normalised(task):
     (x, y), (x_test, y_test) = quadrant_digits.tensors(Run(task=task))

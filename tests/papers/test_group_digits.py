@@ -12,6 +12,7 @@ def test_both_datasets_hold_the_same_digits_and_only_one_turns():
     (x, y), (x_turned, y_turned) = parts["upright"][0], parts["turned"][0]
     assert torch.equal(y, y_turned)
     assert x.shape == x_turned.shape == (1437, 1, 8, 8)
+    assert (float(x.mean()), float(x.std())) == pytest.approx((0, 1), abs=1e-5), "normalised by the training images"
     turns = [torch.isclose(x.rot90(k, (-2, -1)), x_turned, atol=1e-5).all((1, 2, 3)) for k in range(4)]
     assert (torch.stack(turns).any(0)).all()
     for same in turns:

@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 from autosym.cli import commands
-from autosym.papers import invariance, learned_ranges
+from autosym.papers import datasets, invariance, learned_ranges
 from autosym.papers.invariance import PAPER, RUNS, TABLES
 from autosym.runtime import workers
 from files import mnist_parts, write_mnist
@@ -36,6 +36,28 @@ def test_every_published_cell_has_a_run():
         assert any(run.method == "laplace" for run in RUNS.values() if run.table == table)
     assert len({run.file for run in RUNS.values()}) == len(RUNS)
     assert not RUNS["invariance-1/full/fixed-45"].learn
+
+
+CHANGES = {
+    "regular": lambda x, seed: x,
+    "full": lambda x, seed: datasets.rotated(x, seed, 180.0),
+    "half": lambda x, seed: datasets.rotated(x, seed, 90.0),
+    "rotated": lambda x, seed: datasets.rotated(x, seed, 180.0),
+    "translated": lambda x, seed: datasets.translated(x, seed, 8),
+    "scaled": lambda x, seed: datasets.scaled(x, seed, 2.0),
+}
+
+
+@pytest.mark.parametrize("task", sorted({*invariance.TURNED, *invariance.CHANGED}))
+def test_images_are_changed_as_their_task_says_each_part_by_its_own_draws(folder, task):
+    table = "invariance-1" if task in invariance.TURNED else "invariance-2"
+    run = invariance.Run(table, task, "mlp", seed=3, samples=20)
+    for part, ((x, y), (pixels, labels)) in enumerate(
+        zip(invariance.tensors(run, folder), datasets.mnist(folder), strict=True)
+    ):
+        count = 20 if part == 0 else len(labels)
+        torch.testing.assert_close(x, CHANGES[task](datasets.as_floats(pixels), 6 + part)[:count], rtol=0, atol=1e-6)
+        assert torch.equal(y, labels[:count])
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,21 @@ def test_adam_is_that_of_torch():
     assert_close(ours[0], theirs[0], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("error", [0.01, 0.5])
+def test_the_curvature_is_in_units_of_the_noise_that_was_learned(error):
+    """Sigma is that of the new variance at the next factorisation already, before any curvature is gathered at it."""
+    phi, y = regression(15, 4, 2, 0.3)
+    head, likelihood = LastLayer(4, 2, 1.7).double(), Gaussian(0.3)
+    natural = last_layer.Natural(head, likelihood, len(phi))
+    natural.memory.fill_(1)
+    natural.gather((phi.T @ phi / 0.09).expand(2, -1, -1), torch.tensor(error * y.numel()))
+    natural.refresh()
+    variance = float(likelihood.log_variance.detach().exp())
+    assert abs(math.log(variance / 0.09)) == pytest.approx(last_layer.TRUST), "it moved, towards the error"
+    assert (variance > 0.09) == (error > 0.09)
+    assert_close(natural.data, (phi.T @ phi / variance).expand(2, -1, -1))
+
+
 def test_natural_steps_come_to_the_exact_posterior():
     """Of a linear model with Gaussian noise: one full step of H, and of means, is all it takes."""
     phi, y = regression(15, 4, 2, 0.3)

@@ -116,6 +116,19 @@ def test_the_gradient_by_products_is_that_of_autograd_and_so_is_its_own(layers):
         assert_close(one, other)
 
 
+def test_the_bound_is_the_density_of_all_numbers_less_the_divergence():
+    """Per training point: 4 trajectories of 3 steps, of which any part estimates it."""
+    run = small("three-oscillators/hnn")
+    learner, x, y = noether.Learner(run, "cpu"), torch.randn(5, 6), torch.randn(5, 6)
+    torch.manual_seed(1)
+    found, error = learner.negative_elbo(x, y, 2, None)
+    torch.manual_seed(1)
+    predicted = noether.predict(run, learner.posterior.sample(2), None, x)
+    density = torch.distributions.Normal(predicted, math.sqrt(run.variance)).log_prob(y).sum(-1).mean()
+    assert_close(found, learner.posterior.kl().sum() / 12 - density.double())
+    assert_close(error, (predicted - y).square().mean())
+
+
 def test_errors_are_those_of_the_mean_prediction_not_of_the_mean_weights(monkeypatch):
     """Sets of weights that err by +1 and -1 by turns err by nothing together."""
 

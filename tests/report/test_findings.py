@@ -217,6 +217,8 @@ def test_a_picture_is_a_png_of_its_levels():
     assert zlib.decompress(body) == bytes([0, 0, 30, 60, 0, 32, 0, 31])
     alpha = data[data.index(b"tRNS") + 4 :]
     assert (alpha[0], alpha[30], alpha[60]) == (255, 0, 255)
+    palette = data[data.index(b"PLTE") + 4 :]
+    assert (tuple(palette[:3]), tuple(palette[180:183])) == (page.NEGATIVE, page.POSITIVE)
 
 
 # ---- alternatives

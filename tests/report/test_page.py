@@ -229,6 +229,39 @@ def test_lines_lie_within_the_chart_and_break_where_nothing_is_known():
     assert charts.lines("t", [1, 2], [{"name": "a", "values": [None, -1.0]}], log=True) is None
 
 
+def test_a_reliability_diagram_has_bars_of_accuracy_and_lines_of_confidence():
+    empty = {"from": 0.0, "to": 0.5, "count": 0, "accuracy": None, "confidence": None}
+    drawn = charts.diagonal([empty, {"from": 0.5, "to": 1.0, "count": 10, "accuracy": 0.2, "confidence": 0.75}], size=300)
+    (bar,) = drawn["bars"]
+    across, up = drawn["right"] - drawn["left"], drawn["bottom"] - drawn["top"]
+    assert (bar["x"], bar["width"]) == pytest.approx((drawn["left"] + across / 2, across / 2), abs=2)
+    assert (bar["y"], bar["height"]) == pytest.approx((drawn["bottom"] - 0.2 * up, 0.2 * up), abs=0.1)
+    assert bar["gap"] == pytest.approx(drawn["bottom"] - 0.75 * up, abs=0.1)
+    assert [tick["label"] for tick in drawn["ticks"]] == ["0", "25", "50", "75", "100"]
+    assert all(
+        tick["x"] - drawn["left"] == pytest.approx((drawn["bottom"] - tick["y"]) * across / up, abs=0.2)
+        for tick in drawn["ticks"]
+    )
+
+
+def test_curves_have_the_signs_of_their_titles():
+    """Evidence is fit less complexity, per sample; what is larger is drawn higher."""
+    steps = [
+        {"epoch": e, "loss": 3.0 - e, "log_evidence": 10.0 * e - 90, "log_likelihood": -50.0 + 2 * e, "occam": 8.0 * e - 40}
+        for e in (1, 2, 3)
+    ]
+    curves = {chart["title"]: chart for chart in page.curves(steps, [], 10, {})}
+    values = {title: chart["series"][0]["values"] for title, chart in curves.items()}
+    assert values["Evidence"] == pytest.approx([-8, -7, -6])
+    assert values["Fit"] == pytest.approx([-4.8, -4.6, -4.4])
+    assert values["Complexity"] == pytest.approx([3.2, 2.4, 1.6])
+    assert values["Training loss"] == pytest.approx([2, 1, 0])
+    for title, rises in (("Evidence", True), ("Fit", True), ("Complexity", False), ("Training loss", False)):
+        heights = [-y for (piece,) in [curves[title]["series"][0]["pieces"]] for _, y in piece]  # a drawing counts downwards
+        assert heights == sorted(heights, reverse=not rises)
+        assert heights[0] != heights[-1]
+
+
 def test_one_line_of_history_can_be_drawn():
     chart = charts.lines("t", [4], [{"name": "a", "values": [2.0]}])
     ((point,),) = chart["series"][0]["pieces"]
@@ -246,6 +279,11 @@ def test_plot_is_a_figure_with_the_shares(fitted):
     assert widths == pytest.approx(
         [100 * p["share"] for p in sorted(fitted[0].symmetry().as_dicts(), key=lambda p: p["layer"])]
     )
+    for layer in {round(patch.get_y(), 3) for patch in shares.patches}:
+        own = [patch for patch in shares.patches if round(patch.get_y(), 3) == layer]
+        ends = [patch.get_x() + patch.get_width() for patch in own]
+        assert [patch.get_x() for patch in own] == pytest.approx([0.0, *ends[:-1]]), "beside each other"
+        assert ends[-1] == pytest.approx(100)
     steps = [line["log_evidence"] for line in fitted[0].history if "log_evidence" in line]
     assert evidence.lines[0].get_ydata().tolist() == steps
     assert precision.get_xscale() == "log"

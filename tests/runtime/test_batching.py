@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import autosym
 from autosym.bayes.likelihoods import Categorical
 from autosym.runtime import batching
-from autosym.runtime.batching import Stream, all_finite, batches, to_model
+from autosym.runtime.batching import Stream, all_finite, batches, check_loader, to_model
 from models import Samples, draw, mlp
 
 
@@ -47,6 +47,23 @@ def equal(one, two):
     return len(one) == len(two) and all(
         torch.equal(a, b) for pair in zip(one, two, strict=True) for a, b in zip(*pair, strict=True)
     )
+
+
+class Endless(IterableDataset):
+    """Samples whose number nobody knows."""
+
+    def __iter__(self):
+        return iter(zip(*numbered(), strict=True))
+
+
+def test_a_loader_that_may_drop_samples_is_refused():
+    """Where their number is not known, or is not a multiple of the batch."""
+    for data in (Endless(), TensorDataset(*numbered(20))):
+        with pytest.raises(ValueError, match="drop_last=True"):
+            check_loader(DataLoader(data, 8, drop_last=True))
+        check_loader(DataLoader(data, 8, drop_last=True), allow_partial=True)
+        check_loader(DataLoader(data, 8))
+    check_loader(DataLoader(TensorDataset(*numbered(16)), 8, drop_last=True))
 
 
 # ---- the order

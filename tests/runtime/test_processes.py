@@ -166,7 +166,10 @@ def test_work_is_shared_out_by_cost(monkeypatch):
 def test_every_sample_is_in_one_part_under_its_own_number(parts, as_batches):
     x, y = torch.arange(11.0)[:, None], torch.arange(11)
     data = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 11, 4)] if as_batches else (x, y)
-    shown = [batch for part in range(parts) for batch in Numbered(data, 2, part, parts)]
+    each = [list(Numbered(data, 2, part, parts)) for part in range(parts)]
+    for part, own in enumerate(each):  # as many, up to one, whatever the batches
+        assert torch.cat([places for *_, places in own]).tolist() == list(range(part, 11, parts))
+    shown = [batch for own in each for batch in own]
     assert sorted(torch.cat([places for *_, places in shown]).tolist()) == list(range(11))
     for inputs, targets, places in shown:
         assert inputs[:, 0].tolist() == targets.tolist() == places.tolist()

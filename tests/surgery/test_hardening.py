@@ -155,10 +155,9 @@ def test_a_network_that_stayed_convolutional_comes_back_as_it_was(name):
     kinds = {n: type(m) for n, m in model.named_modules() if isinstance(m, (nn.Conv1d, nn.Conv2d))}
     assert {n: type(hard.get_submodule(n)) for n in kinds} == kinds
     for n in kinds:
-        assert (
-            str(hard.get_submodule(n)) == str(model.get_submodule(n)).replace("padding=same", "padding=(1, 1)")
-            or name == "forms"
-        )
+        before = str(model.get_submodule(n))
+        same = "same" if name == "forms" else "(1, 1)"  # in numbers, where it is as wide on all sides
+        assert str(hard.get_submodule(n)) == before.replace("padding=same", f"padding={same}")
 
 
 def test_a_free_path_in_use_is_not_dropped():
@@ -209,6 +208,19 @@ def test_a_fit_is_judged_by_effective_parameters(free):
     table = {(p.layer, p.path): p.share for p in fit.symmetry() if p.path == "f-fc"}
     assert shares == pytest.approx(table)
     assert_close(autosym.harden(fit, (x, labels(24)), tolerance=0.0)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_share_keeps_what_the_outputs_would_not_miss():
+    """Free paths that the data determine, but which have not moved from zero."""
+    x, y = torch.randn(24, 1, 6, 6), labels(24)
+    fit = autosym.fit(autosym.relax(plain_cnn(), x), (x, y), epochs=1, lr=1e-9, step="none", prior_precision=1e-3)
+
+    def free(model):
+        parts = autosym.harden(model, (x, y)).hardening.parts
+        return [part for part in parts if part.path == "f-fc" and part.part == "weights"]
+
+    assert all(part.change < 0.05 < part.share and not part.dropped for part in free(fit))
+    assert all(part.dropped for part in free(fit.model)), "of which nothing but the outputs is known"
 
 
 @pytest.mark.parametrize("part", ["", "theta_1"], ids=["a path", "a factor"])

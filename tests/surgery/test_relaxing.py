@@ -74,6 +74,28 @@ def test_folded_normalisation(name):
     assert not [m for m in relaxed.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_frozen_layer_stays_frozen_when_normalisation_is_folded_into_it(bias):
+    """Its bias too, which is that of the normalisation where it had none."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, bias=bias), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 4, 3, bias=bias), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)),
+    )
+    model(torch.randn(16, 1, 6, 6) + 2)
+    model.eval()[0].requires_grad_(False)
+    relaxed = autosym.relax(model, torch.randn(2, 1, 6, 6), fold=True)
+    assert relaxed.relaxation.names("folded") == ("1", "4")
+    assert relaxed.relaxation.names("frozen") == ("0",)
+    assert {name: p.requires_grad for name, p in relaxed[0].named_parameters()} == {"weight": False, "bias": False}
+    assert all(p.requires_grad for name, p in relaxed.named_parameters() if not name.startswith("0."))
+
+
+def test_normalisation_is_folded_into_the_last_layer_of_a_container():
+    inner = nn.Sequential(nn.ReLU(), nn.Conv2d(1, 4, 3, bias=False))
+    model = nn.Sequential(inner, nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)).eval()
+    assert autosym.relax(model, torch.randn(2, 1, 6, 6), fold=True).relaxation.names("folded") == ("1",)
+
+
 def test_normalisation_that_does_not_follow_a_layer_directly_is_not_folded():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)).eval()
     relaxed = autosym.relax(model, torch.randn(2, 1, 6, 6), fold=True)

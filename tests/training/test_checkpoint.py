@@ -16,9 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from autosym.bayes.likelihoods import Gaussian
+from autosym.bayes.priors import Prior
 from autosym.nn import layers, nets
+from autosym.runtime.batching import Stream
 from autosym.training import checkpoint
 from autosym.training.fitting import fit
+from autosym.training.steps import Weights
 
 
 class Stop(Exception):
@@ -110,6 +114,51 @@ def test_a_resumed_run_moves_in_the_coordinates_it_began_in(tmp_path, monkeypatc
     monkeypatch.setattr("autosym.linear.frames.torch.linalg.eigh", with_other_signs)
     resumed = fit(sparse_network(), classification(), checkpoint=tmp_path / "c", resume=True, **options)
     assert untimed(whole.history) == untimed(resumed.history)
+
+
+@pytest.mark.parametrize("name", ["f-fc+conv", "s-conv"])
+def test_a_resumed_run_keeps_the_rates_it_began_with(name, tmp_path):
+    """They are in units of the weights as they were made, which those of the model that goes on need not be."""
+
+    def made(seed):
+        torch.manual_seed(seed)
+        return nets.build(name, (1, 4, 4), 3, 2, channels=(1,), strides=(2,), hidden=2, start=0.1 * (1 + seed))
+
+    options = {"epochs": 4, "batch_size": 8, "checkpoint_seconds": 0}
+    whole = fit(made(3), classification(), **options)
+    with pytest.raises(Stop):
+        fit(made(3), classification(), checkpoint=tmp_path / "c", log=stopped_after(2), **options)
+    resumed = fit(made(4), classification(), checkpoint=tmp_path / "c", resume=True, **options)
+    assert untimed(whole.history) == untimed(resumed.history)
+    other = fit(made(4), classification(), **options)
+    assert untimed(whole.history) != untimed(other.history), "the test would be empty"
+
+
+def test_all_of_a_state_comes_back(tmp_path):
+    """What no run shows at once too: scales of a Student-t prior, and the draws of torch that follow."""
+
+    def made(seed):
+        torch.manual_seed(seed)
+        model = nn.Linear(4, 3)
+        prior = Prior(["weight", "bias"], seed, nu=4.0)
+        prior.scales, prior.mixture_bound = {"weight": torch.rand(1, 3)}, -float(seed)
+        weights = Weights(dict(model.named_parameters()), 10, "adam", sizes={"weight": float(seed), "bias": 0.5})
+        stream = Stream((torch.randn(10, 4), torch.arange(10) % 3), 5, model, lambda y: None, seed)
+        return checkpoint.State(model, prior, Gaussian(seed), weights, stream, {}, {"more": torch.tensor(seed)})
+
+    one, two = made(1), made(2)
+    one.write(tmp_path / "c", [{"epoch": 1}])
+    drawn = torch.rand(3)
+    assert two.read(tmp_path / "c") == [{"epoch": 1}]
+    assert torch.equal(torch.rand(3), drawn)
+    assert two.prior.mixture_bound == -1
+    assert torch.equal(two.prior.scales["weight"], one.prior.scales["weight"])
+    assert torch.equal(two.weights.rates, one.weights.rates)
+    assert float(two.likelihood.log_variance.detach()) == float(two.prior.log_precision[0].detach()) == 0
+    assert two.more["more"] == 1
+    for name in ("shuffle", "noise"):
+        assert torch.equal(*(getattr(state.stream, name).get_state() for state in (one, two)))
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
 
 
 def test_a_resumed_run_takes_up_the_loaders_shuffling(tmp_path):

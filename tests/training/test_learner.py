@@ -1,6 +1,7 @@
 """Evidence inside a loop of one's own, inside Lightning, and by the kernel."""
 
 import copy
+from types import SimpleNamespace as Namespace
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_a_step_is_that_of_fit_and_leaves_the_mode_of_the_model():
     assert learner.prior.precision() == pytest.approx(prior.precision())
     assert float(record.log_evidence) == pytest.approx(float(at(prior).log_evidence.detach()))
     assert [path.path for path in learner.symmetry()][:2] == ["conv", "f-fc"]
+
+
+@pytest.mark.parametrize("options", [{"sampled": True}, {"sampled": False, "subset": 8}], ids=str)
+def test_every_step_has_draws_of_its_own(options):
+    """At the same weights too: errors of sampled curvature would else never average out."""
+    data = draw("categorical", 20, (1, 4, 4))
+
+    def taken(seed):
+        learner = autosym.Learner(relaxed(), data, seed=seed, **options)
+        found = []
+        for _ in range(2):
+            learner.step()
+            found.append(torch.cat([f.G.flatten() for f in learner.at.curvature.factors.values()]))
+        return found
+
+    (first, second), again = taken(3), taken(3)
+    assert not torch.allclose(first, second)
+    assert torch.equal(first, again[0])
+    assert torch.equal(second, again[1])
 
 
 def test_a_loop_of_its_own_raises_the_evidence_and_can_be_saved():
@@ -125,6 +145,20 @@ def test_lightning(tmp_path):
         Module(), DataLoader(data, 8), ckpt_path=tmp_path / "run.ckpt", weights_only=False
     )
     assert again.learner.prior.precision() == callback.learner.prior.precision()
+
+
+@pytest.mark.parametrize(
+    ("every", "burn_in", "expected"), [(1, 0, [1, 2, 3, 4, 5, 6]), (1, 2, [3, 4, 5, 6]), (2, 1, [3, 5]), (3, 0, [3, 6])]
+)
+def test_lightning_steps_after_burn_in(every, burn_in, expected):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    from autosym.training.lightning import LearnSymmetry
+
+    callback, taken = LearnSymmetry(None, every, burn_in), []
+    for epoch in range(1, 7):
+        callback.learner = Namespace(step=lambda epoch=epoch: taken.append(epoch) or Namespace(log_evidence=0.0))
+        callback.on_train_epoch_end(Namespace(current_epoch=epoch - 1), Namespace(log=lambda *_, **__: None))
+    assert taken == expected
 
 
 # ---- kernel evidence in fit

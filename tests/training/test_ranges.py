@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 import autosym
+from autosym.evidence import gradient, laplace
 from autosym.nn import symmetrised
 from autosym.nn.symmetrised import symmetrise
+from autosym.papers import datasets
 from autosym.report import findings
 from autosym.runtime import workers
+from autosym.training.ranges import Ranges
 
 
 def problem(samples=40):
@@ -43,6 +46,19 @@ def test_fit_moves_ranges_and_keeps_their_path_with_units():
     assert len(set(values)) == len(values)
     assert values[-1] == pytest.approx(symmetrised.ranges(fitted.model)["rotation"].value, rel=1e-6)
     assert not fitted.model.transformations.raw.requires_grad
+
+
+@pytest.mark.parametrize("start", [0.4, 1.5])
+def test_ranges_go_up_the_evidence(start):
+    """By the rate, in the first step of Adam, with the sign of the slope."""
+    net = model(start, "rotation").double()
+    datasets = (problem()[0].double(), problem()[1])
+    at = laplace.at(net, datasets)
+    prior, before = autosym.Prior(at.names), net.transformations.raw.clone()
+    slope = gradient.gradient(net, datasets, prior, at, {"raw": net.transformations.raw})["raw"]
+    Ranges(net, lr=1e-3).step(datasets, prior, at)
+    torch.testing.assert_close(net.transformations.raw - before, 1e-3 * slope.sign(), rtol=1e-3, atol=0)
+    assert float(laplace.at(net, datasets)(prior).log_evidence.detach()) > float(at(prior).log_evidence.detach())
 
 
 @pytest.mark.parametrize("keys", [{"learn": False}, {}], ids=["learn=False", "step=none"])
@@ -89,8 +105,12 @@ def test_several_transformations_and_a_gradient_schedule():
     before = width(net)
     fitted = fit(net, step="gradient", hyper_steps=2)
     assert all(a != b for a, b in zip(before, width(net), strict=True))
-    keys = list(fitted.history[-1].get("ranges", fitted.history[-2].get("ranges", {})))
-    assert "x-translation (pixels)" in keys or "x-translation (pixels)" in str(fitted.history)
+    lines = [line for line in fitted.history if "log_evidence" in line]
+    scales = ("x-scale (factor)", "y-scale (factor)", "shear (factor)")
+    for line in lines:
+        assert list(line["ranges"]) == ["x-translation (pixels)", "y-translation (pixels)", "rotation (degrees)", *scales]
+    last = {f"{name} ({found.unit})": found.value for name, found in symmetrised.ranges(net).items()}
+    assert lines[-1]["ranges"] == pytest.approx(last, rel=1e-6)
 
 
 def test_models_without_transformations_are_as_they_were():
@@ -117,6 +137,19 @@ def test_symmetry_and_report_say_what_was_learned(tmp_path):
     assert "Learned ranges of transformations" in text
     plain = fit(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
     assert "Learned ranges" not in plain.report(tmp_path / "plain.html").read_text()
+
+
+def test_a_bank_of_filters_is_from_end_to_end_of_the_range():
+    """A quarter turn to either side of the strongest filter."""
+    net = symmetrise(nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), {"rotation": math.pi / 2}, 4)
+    net(problem()[0])
+    (bank,) = findings.banks(net)
+    weight = net.model[1].weight.detach()
+    image = weight[weight.norm(dim=1).argmax()].reshape(6, 6)
+    pictures = torch.tensor(bank["pictures"]) / 127 * image.abs().max()
+    assert len(pictures) == findings.BANK
+    for place, turns in ((0, 1), (findings.BANK // 2, 0), (findings.BANK - 1, -1)):
+        torch.testing.assert_close(pictures[place], image.rot90(turns), rtol=0, atol=0.02 * float(image.abs().max()))
 
 
 def test_predictions_of_averaged_models():
@@ -154,6 +187,11 @@ def test_variants_hold_the_same_digits_turned_by_more_or_less():
     assert not torch.allclose(upright, half)
     near = (half - upright).flatten(1).norm(dim=1) < (parts["full"][0][0] - upright).flatten(1).norm(dim=1)
     assert float(near.double().mean()) > 0.5
+    for task, degrees in rotated_digits.VARIANTS.items():
+        for part, ((x, _), (plain, _)) in enumerate(zip(parts[task], parts["none"], strict=True)):
+            torch.testing.assert_close(
+                x, datasets.rotated(plain, 2 * rotated_digits.Run().seed + part, degrees), rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.usefixtures("forked")
