@@ -5,7 +5,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import autosym
+from autosym.linear.path import Path
 from autosym.nn import nets
+from autosym.nn.layers import Affine, Factored, Relaxed
+from autosym.surgery.merging import Offset, Polyphase, Sum, TwoFactors
 
 
 class LeNet(nn.Module):
@@ -266,3 +269,14 @@ def net(name, dtype=torch.float64):
     torch.manual_seed(0)
     model = nets.build(name, (2, 8, 8), 3, 2, channels=(1, 2, 2), strides=(1, 2, 2), hidden=4)
     return shaken(model.to(dtype)), torch.randn(8, 2, 8, 8, dtype=dtype)
+
+
+SMALL = (Polyphase, TwoFactors, Offset, Sum)
+
+
+def assert_plain(model, own):
+    """Every module is one of torch's, one of the four small ones, or a class of the user's own."""
+    for name, module in model.named_modules():
+        ordinary = type(module).__module__.startswith("torch.nn") or type(module) in SMALL
+        assert ordinary or type(module) in own, f"{name} is {type(module).__name__}"
+    assert not any(isinstance(module, (Path, Relaxed, Affine, Factored)) for module in model.modules())

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+torch.set_warn_always(True)  # not only once: which test comes first is chance
+
 
 @pytest.fixture(autouse=True)
 def seed():

@@ -1,6 +1,7 @@
-"""Tiny MNIST and CIFAR-10 in their official layouts, and an exported network."""
+"""Tiny MNIST and CIFAR-10 in their official layouts, an exported network, and a pickle that does something."""
 
 import gzip
+import os
 
 import torch
 from torch import nn
@@ -49,3 +50,13 @@ def save(model, path, sizes=None, example=None):
     example = torch.randn(2, 1, 8, 8) if example is None else example
     torch.export.save(torch.export.export(model, (example,), dynamic_shapes=sizes), path)
     return path
+
+
+class Bait:
+    """An object whose pickle makes a folder when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,13 @@ def test_modules_have_no_circle():
 def test_there_is_no_utils():
     assert len(FILES) > 8
     assert not [path for path in FILES if path.stem in ("utils", "util", "helpers", "common")]
+
+
+def test_no_test_imports_another():
+    """What tests share is in the modules beside them: a file of tests can be run alone."""
+    tests = Path(__file__).parent
+    found = [path.name for path in tests.rglob("*.py") if re.search(r"^\s*(from|import) test_", path.read_text(), re.M)]
+    assert not found, found
 
 
 def test_the_library_needs_torch_numpy_and_safetensors_only():

@@ -15,6 +15,7 @@ import autosym
 from autosym.cli import exported, pictures
 from autosym.papers import datasets
 from autosym.training import checkpoint
+from files import Bait
 from models import images, small
 
 ROOT = Path(__file__).parent.parent / "src" / "autosym"
@@ -158,16 +159,6 @@ def test_importing_the_package_opens_no_connection_and_starts_nothing():
 
 
 # ---- pickles
-
-
-class Bait:
-    """An object whose pickle makes a file when it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
 
 
 @pytest.mark.fault(23)

@@ -11,7 +11,7 @@ from torch import nn
 import autosym
 from autosym.cli import exported
 from autosym.nn import nets
-from files import network, save
+from files import Bait, network, save
 
 
 def changed(path, edit):
@@ -69,17 +69,9 @@ def test_pickles_are_refused(tmp_path, kind):
         exported.load(path)
 
 
-class Evil:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
 def test_example_inputs_are_never_unpickled(tmp_path):
     evil = tmp_path / "evil.pt"
-    torch.save((Evil(tmp_path / "ran"),), evil)
+    torch.save((Bait(tmp_path / "ran"),), evil)
     path = changed(save(network(), tmp_path / "m.pt2"), lambda name, old: evil.read_bytes() if "sample_inputs" in name else old)
     assert exported.load(path)(torch.randn(1, 1, 8, 8)).shape == (1, 3)
     assert not (tmp_path / "ran").exists()

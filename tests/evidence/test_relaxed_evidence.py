@@ -15,9 +15,6 @@ from autosym.evidence import laplace
 from autosym.linear.conv import Conv
 from models import EXACT, curvature, draw, exact_blocks, owned, randomised
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-
-
 # ---- curvature, evidence and training
 
 

@@ -149,11 +149,11 @@ def test_an_interrupted_demo_ends_with_its_networks(tmp_path):
     """At once, and not after all that wait: the processes it started are gone, too."""
     command = [sys.executable, "-m", "autosym", "demo", "--out", str(tmp_path), "--jobs", "2"]
     restored = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
-    demo = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True, preexec_fn=restored)
-    assert demo.stdout.readline().startswith("Training")
-    time.sleep(5)
-    os.killpg(demo.pid, signal.SIGINT)
-    assert demo.wait(60) == 130
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True, preexec_fn=restored) as demo:
+        assert demo.stdout.readline().startswith("Training")
+        time.sleep(5)
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(60) == 130
     for _ in range(100):
         try:
             os.killpg(demo.pid, 0)

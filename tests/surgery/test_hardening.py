@@ -10,34 +10,22 @@ from torch import nn
 from torch.testing import assert_close
 
 import autosym
-from architectures import ARCHITECTURES, built, labels, net, relaxed, shaken
+from architectures import ARCHITECTURES, assert_plain, built, labels, net, relaxed, shaken
 from autosym.curvature.owners import sites
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.groups import GROUPS
-from autosym.linear.path import Path
 from autosym.nn import layers, nets
 from autosym.nn.layers import Affine, Factored, Relaxed
 from autosym.papers import datasets
 from autosym.surgery import merging
-from autosym.surgery.merging import Offset, Polyphase, Sum, TwoFactors
+from autosym.surgery.merging import Offset, Polyphase, TwoFactors
 from factories import LAYERS
 from models import small
-
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-SMALL_MODULES = (Polyphase, TwoFactors, Offset, Sum)
 
 
 def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def assert_plain(model, own):
-    """Every module is one of torch's, one of the four small ones, or a class of the user's own."""
-    for name, module in model.named_modules():
-        ordinary = type(module).__module__.startswith("torch.nn") or type(module) in SMALL_MODULES
-        assert ordinary or type(module) in own, f"{name} is {type(module).__name__}"
-    assert not any(isinstance(module, (Path, Relaxed, Affine, Factored)) for module in model.modules())
 
 
 # ---- the same function

@@ -7,9 +7,6 @@ from torch.testing import assert_close
 import autosym
 from architectures import ARCHITECTURES, labels, net, relaxed
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-
-
 MODELS = {
     **{f"relaxed {name}": lambda name=name: relaxed(name, dtype=torch.float32) for name in ARCHITECTURES},
     **{
@@ -38,7 +35,7 @@ def test_hardened_models_run_in_onnxruntime(name, tmp_path):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'autosym[test]'")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'autosym[test]'")
     model, x = MODELS[name]()
-    hard = autosym.harden(model, (x, labels()), tolerance=0.0)
+    hard = autosym.harden(model, (x, labels()), tolerance=0.0).eval()
     program = torch.onnx.export(hard, (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False)
     program.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from test_hardening import assert_plain, shaken
 from torch import nn
 from torch.testing import assert_close
 
+from architectures import assert_plain, shaken
 from autosym.linear import plain
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense

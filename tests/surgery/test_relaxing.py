@@ -12,8 +12,6 @@ from architectures import ARCHITECTURES, RELAXED, Functional, built, labels
 from autosym.nn.layers import Relaxed
 from autosym.surgery.relaxing import FREE
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-
 # By architecture, what is frozen; everything else with parameters is relaxed or kept.
 FROZEN = {
     "resnet": ("stem.1", "layer1.bn1", "layer1.bn2", "layer2.bn1", "layer2.bn2", "layer2.downsample.1"),

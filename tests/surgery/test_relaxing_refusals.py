@@ -11,8 +11,6 @@ from torch.nn.utils import parametrizations
 import autosym
 from architectures import LeNet, Reused, built, labels
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
-
 
 def refused(message, model, x, **options):
     with pytest.raises(ValueError, match=message):
@@ -34,6 +32,7 @@ def test_train_mode_says_how_to_proceed():
     refused(r"Dropout.*model\.eval\(\)", model.train(), x)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # made to be refused
 def test_parametrised_tied_lazy_half_and_quantised_models():
     model, x = built("lenet")
     parametrizations.weight_norm(model.conv1)

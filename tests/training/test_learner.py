@@ -110,6 +110,7 @@ def test_what_is_wrong_with_a_learner_is_said():
         autosym.Learner(model, (x, y)).symmetry()
 
 
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")  # Lightning's own
 def test_lightning(tmp_path):
     pytest.importorskip("lightning", reason="lightning is not installed")
     from lightning.pytorch import LightningModule, Trainer
@@ -129,7 +130,8 @@ def test_lightning(tmp_path):
 
     x, y = draw("categorical", 40, (1, 4, 4))
     data = TensorDataset(x.float(), y)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    quiet["accelerator"] = "cpu"
     callback = LearnSymmetry(data, every=2, burn_in=1, part="net")
     trainer = Trainer(max_epochs=5, default_root_dir=tmp_path, callbacks=[callback], **quiet)
     module = Module()
