@@ -320,7 +320,9 @@ def of_answers() -> Quantities:
     yield "compare", [[row[key] for key in keys] for row in compared.rows]
     for name in ("default", "gaussian", "student-t", "omega"):
         for link in ("probit", "monte-carlo") if name == "default" else ("probit",):
-            yield f"predictive {name}, {link}", vars(fitted(name).predictive(x[:5], link, samples=16))
+            found = fitted(name).predictive(x[:5], link, samples=16)
+            keys = ("mean", "covariance", "variance", "probabilities")  # others may be added
+            yield f"predictive {name}, {link}", {key: getattr(found, key) for key in keys}
     for name in ("default", "groups", "relaxed"):
         errors = autosym.equivariance_error(fitted(name).model, ["translations", *GROUPS], (x, y), elements=5, seed=1)
         yield f"equivariance {name}", [row.error for row in errors]
