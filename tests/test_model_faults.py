@@ -187,7 +187,7 @@ def test_inference_mode():
     """No graph can be made there: the error says so, and where one can."""
     model, data = mlp(5, 4, 3), draw("categorical", 6)
     with torch.inference_mode():
-        refused(r"outside of torch.inference_mode\(\)", model, data)
+        refused(r"outside torch.inference_mode\(\)", model, data)
     with torch.no_grad():
         assert math.isfinite(log_evidence(model, data))
 

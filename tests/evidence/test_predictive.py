@@ -143,7 +143,7 @@ def test_monte_carlo_is_deterministic_by_seed():
 
 def test_inputs_that_are_no_tensor_are_refused():
     fit, (x, y) = at_weights(mlp(5, 4, 3), draw("categorical", 6), "categorical"), draw("categorical", 6)
-    with pytest.raises(TypeError, match=r"are a ndarray: give a tensor \(B, ...\), by torch.as_tensor of an array$"):
+    with pytest.raises(TypeError, match=r"are a ndarray: give a tensor \(B, ...\), e\.g\. torch\.as_tensor\(array\)$"):
         fit.predictive(x.numpy())
     with pytest.raises(TypeError, match="are a tuple: give a tensor"):
         fit.predictive((x, y))

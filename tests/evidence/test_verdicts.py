@@ -75,12 +75,12 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
     [
         ({"f-fc": 0.0, "conv": 0.005, "gconv:c4": 0.995}, Kept(equivariant=True, groups=("c4",))),
         ({"f-fc": 0.0, "conv": 0.01, "gconv:c4": 0.99}, SHIFTS),
-        ({"conv": 0.0, "gconv:c4": 0.0, "gconv:d4": 1.0}, Kept(equivariant=True, groups=("d4",))),
+        ({"conv": 0.0, "gconv:c4": 0.0, "gconv:d4": 1.0}, Kept(equivariant=True, groups=("d4", "c4"))),
         ({"conv": 0.03, "gconv:c4": 0.5, "gconv:d4": 0.47}, Kept(equivariant=True, groups=("c4",))),
         ({"f-fc": 0.0, "gconv:c4": 0.5, "gconv:flip-vertical": 0.5}, SHIFTS),
-        ({"pool": 0.4, "f-fc": 0.6}, Kept(invariant=True)),
+        ({"pool": 0.4, "f-fc": 0.6}, Kept(invariant=True, every=True)),
         ({"pool": 0.4, "conv": 0.6}, NOTHING),
-        ({"own": 1.0, "f-fc": 0.0}, NOTHING),
+        ({"own": 1.0, "f-fc": 0.0}, Kept(every=True)),
         ({"conv": 1.0, "own": 0.0}, SHIFTS),
         ({"conv": 0.5, "own": 0.5}, NOTHING),
         ({"conv": None, "own": 1.0}, NOTHING),
@@ -97,7 +97,7 @@ def test_it_is_what_a_path_keeps_that_decides_not_its_name():
     (layer,) = verdicts.layers([plain, turned])
     assert (layer.verdict, layer.breaks) == ("mixed", ("c4",))
     other = replace(path("own", share=1.0), path="conv")
-    assert verdicts.layers([other])[0].keeps == NOTHING
+    assert verdicts.layers([other])[0].keeps == Kept(every=True)
 
 
 def test_limits_of_groups_are_not_limits_of_translations():

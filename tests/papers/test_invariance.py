@@ -51,7 +51,7 @@ CHANGES = {
 @pytest.mark.parametrize("task", sorted({*invariance.TURNED, *invariance.CHANGED}))
 def test_images_are_changed_as_their_task_says_each_part_by_its_own_draws(folder, task):
     table = "invariance-1" if task in invariance.TURNED else "invariance-2"
-    run = invariance.Run(table, task, "mlp", seed=3, samples=20)
+    run = invariance.Run(task, "mlp", seed=3, samples=20, table=table)
     for part, ((x, y), (pixels, labels)) in enumerate(
         zip(invariance.tensors(run, folder), datasets.mnist(folder), strict=True)
     ):

@@ -224,7 +224,7 @@ def test_the_curvature_is_in_units_of_the_noise_that_was_learned(error):
     natural.gather((phi.T @ phi / 0.09).expand(2, -1, -1), torch.tensor(error * y.numel()))
     natural.refresh()
     variance = float(likelihood.log_variance.detach().exp())
-    assert abs(math.log(variance / 0.09)) == pytest.approx(last_layer.TRUST), "it moved, towards the error"
+    assert abs(math.log(variance / 0.09)) == pytest.approx(bounds.TRUST), "it moved, towards the error"
     assert (variance > 0.09) == (error > 0.09)
     assert_close(natural.data, (phi.T @ phi / variance).expand(2, -1, -1))
 
