@@ -194,8 +194,8 @@ def test_what_all_layers_hold_that_breaks_a_symmetry():
     assert WHOLE == 0.05
     assert words.whole({}) == ""
     assert words.whole({"free": 0.02, "c4": 0.584}) == (
-        "Of all effective parameters 2 % are free, 58.4 % break c4; where the symmetry was planted, in networks of nets.build, as a rule "
-        "less than 5 %."
+        "Of all effective parameters 2 % are free, 58.4 % break c4; on data with a planted symmetry, networks of nets.build "
+        "usually have less than 5 %."
     )
 
 
