@@ -38,7 +38,7 @@ def test_audit_of_a_run_sees_its_layers_and_knows_its_images(capsys, tmp_path, n
     errors = {(row["layer"], row["group"]): row["error"] for row in rows}
     assert errors["", "translations"] < 1e-4, "the weights of a convolutional network were read, or any would do:"
     assert errors["", "c4"] > 1e-3
-    assert "leave them out" in shown(capsys, "audit", tmp_path / "r", npz, "--size", "8x8", status=1).err
+    assert "leave these options out" in shown(capsys, "audit", tmp_path / "r", npz, "--size", "8x8", status=1).err
 
 
 def test_a_read_run_computes_what_the_trained_network_did(capsys, tmp_path, npz):
@@ -86,7 +86,7 @@ def test_audit_of_a_run_on_images_with_other_channels(capsys, tmp_path, npz):
     images, labels = bars()
     np.savez(tmp_path / "rgb.npz", x=np.stack([images] * 3, -1), y=labels)
     message = shown(capsys, "audit", tmp_path / "r", tmp_path / "rgb.npz", status=1).err
-    assert "the run was of images with 1 channels, but those of" in message
+    assert "the run had images with 1 channels, but the images of" in message
 
 
 def test_a_deviation_is_positive(capsys, tmp_path, npz):
@@ -110,6 +110,6 @@ def test_models_that_are_refused(capsys, tmp_path, npz):
     torch.save(network().state_dict(), tmp_path / "m.pt")
     assert "torch.export.save" in shown(capsys, "audit", tmp_path / "m.pt", npz, status=1).err
     (tmp_path / "r").mkdir()
-    assert "is no finished run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+    assert "is not a finished run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
     (tmp_path / "r" / "result.json").write_text('{"row": {}}')
     assert "audit reads runs of autosym fit" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err

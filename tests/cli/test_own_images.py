@@ -175,7 +175,7 @@ def test_a_finished_run_resumes_to_itself(capsys, tmp_path, npz):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--test", "1.5"), "--test is the part of the images to hold out"),
+        (("--test", "1.5"), "--test is the fraction of images to hold out"),
         (("--test", "0.99"), "is left to train on"),
         (("--size", "10x10"), "both sides must be multiples of 4"),
         (("--size", "big"), "--size 'big' is not HEIGHTxWIDTH"),
@@ -252,7 +252,7 @@ def test_a_new_run_leaves_nothing_of_the_one_before(capsys, tmp_path, npz, monke
         shown(capsys, *options, "--seed", "1", status=130)
     assert {file.name for file in (tmp_path / "r").iterdir()} == {"checkpoint.safetensors", "history.jsonl"}
     assert "result.json does not exist" in shown(capsys, "report", tmp_path / "r", status=1).err
-    assert "is no finished run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+    assert "is not a finished run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
     shown(capsys, *options, "--seed", "1", "--resume", "--json")
     result = (tmp_path / "r" / "result.json").read_text()
     with monkeypatch.context() as patch:

@@ -50,7 +50,7 @@ def test_report_of_a_run(capsys, tmp_path, done):
     assert "Not measured" in older
     assert "data-curve" in older, "curves from history.jsonl"
     shown(capsys, "report", done / "result.json", "--out", tmp_path / "alone.html")
-    assert "No history is at hand" in (tmp_path / "alone.html").read_text(encoding="utf-8")
+    assert "There is no history" in (tmp_path / "alone.html").read_text(encoding="utf-8")
 
 
 def test_report_of_a_committed_result(capsys, tmp_path):
@@ -74,7 +74,7 @@ def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
     shown(capsys, "run", "quadrant-digits/digit/fc/map", "--seed", 1, "--out", tmp_path / "map", "--json")
     shown(capsys, "report", done, "--compare", tmp_path / "map")
     text = (done / "report.html").read_text(encoding="utf-8")
-    assert f"map ({tmp_path / 'map'}): its precisions were not learned, those of others were" in text
+    assert f"map ({tmp_path / 'map'}): its precisions were not learned, but other models learned theirs" in text
     bulk = json.loads((tmp_path / "conv" / "report.json").read_text())
     for key, value in (("fingerprint", [1.0]), ("fingerprint", None), ("evidence", 3), ("samples", None)):
         (tmp_path / "conv" / "report.json").write_text(json.dumps(bulk | {key: value}))

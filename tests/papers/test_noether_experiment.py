@@ -274,7 +274,7 @@ def test_noether_of_a_file(tmp_path, capsys, monkeypatch):
         ([], "name one file"),
         (["--demo", "lorenz"], "oscillator"),
         (["missing.npz"], "does not exist"),
-        (["text.npz"], "no .npz file"),
+        (["text.npz"], "not an .npz of arrays"),
         (["other.npz"], "it needs trajectories"),
         (["odd.npz"], "must be even"),
     ],

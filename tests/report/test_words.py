@@ -42,7 +42,7 @@ def predicates(paths, learned=True):
         ((0.0, 0.0), "Layers 1 and 2 became translation-equivariant."),
         ((0.02,), "Layer 1 is nearly translation-equivariant (2 % free)."),
         ((0.9, 1.0), "Layers 1 and 2 use position (90 to 100 % free)."),
-        ((0.0, None), "Layer 1 became translation-equivariant; layer 2 has a frozen or unused path, of which the evidence says nothing."),
+        ((0.0, None), "Layer 1 became translation-equivariant; layer 2 has a frozen or unused path: the evidence says nothing about it."),
     ],
 )  # fmt: skip
 def test_the_headline_says_which_layers_became_symmetric(shares, expected):
@@ -194,8 +194,8 @@ def test_what_all_layers_hold_that_breaks_a_symmetry():
     assert WHOLE == 0.05
     assert words.whole({}) == ""
     assert words.whole({"free": 0.02, "c4": 0.584}) == (
-        "Of all effective parameters 2 % are free, 58.4 % break c4; where the symmetry was planted, in networks of nets.build, as a rule "
-        "less than 5 %."
+        "Of all effective parameters 2 % are free, 58.4 % break c4; on data with a planted symmetry, networks of nets.build "
+        "usually have less than 5 %."
     )
 
 

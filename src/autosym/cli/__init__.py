@@ -1,1 +1,1 @@
-"""The command line, and what it does with a user's files."""
+"""The command line, and how it reads a user's files."""

@@ -1,7 +1,7 @@
 """The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run NAME``, ``table NAME``.
 
-It ends with 0, with 1 where something is wrong with the data or a file, with 2 where it was called wrongly, and with 130 where it was
-interrupted (Ctrl-C). Results go to stdout, everything else to stderr.
+Exit status: 0 if all is well, 1 if the data or a file are wrong, 2 if the call is wrong, 130 if interrupted (Ctrl-C). Results go to
+stdout, everything else to stderr.
 """
 
 import json as json_format
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe closed it, e.g. `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    """The command that goes on from the checkpoint of a run, where there is one."""
+    """The command that continues an interrupted run from its checkpoint; empty for commands without one."""
     if arguments[:1] not in (["fit"], ["run"]):
         return ""
     return f"; go on by: {shlex.join(['autosym', *(a for a in arguments if a != '--resume'), '--resume'])}"
@@ -76,12 +76,12 @@ def fit(
         data: an .npz file of images (or x, X) and labels (or y, Y), or a folder with a folder of images for every class.
         out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written.
         model: the paths of every layer, e.g. f-fc+conv, conv, or f-fc+conv+gconv:c4.
-        epochs: how long to train; by default as long as so many images need.
-        seed: of the initial weights and of the order of the images.
-        size: HEIGHTxWIDTH that images are resized to; by default they keep theirs, up to 32 pixels.
-        classes: how many classes there are, if integer labels do not hold all of them.
-        test: the part of the images to hold out for an accuracy; nothing is chosen by it.
-        resume: go on from the checkpoint there, as if the run had never stopped.
+        epochs: how long to train; by default it follows from the number of images.
+        seed: random seed of the initial weights and of the order of the images.
+        size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
+        classes: number of classes, if some of them do not occur in the integer labels.
+        test: fraction of the images to hold out for a test accuracy; no choice depends on them.
+        resume: continue from the checkpoint in the output folder, as if the run had never stopped.
         json: print the result as JSON and nothing else.
     """
     asked = own_images.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test)
@@ -117,10 +117,10 @@ def audit(
     Args:
         model: a network saved by torch.export.save (.pt2), or the folder of a run of autosym fit.
         data: images, as for autosym fit; bytes are read as 0 to 1.
-        groups: translations, c2, c4, d4, flip-horizontal, flip-vertical, c8; by default all exact ones that act on the images.
-        size: HEIGHTxWIDTH that images are resized to, if the network takes another than theirs.
-        mean: of the images, taken off before the network sees them: one, or one for each channel.
-        std: of the images, which they are divided by.
+        groups: translations, c2, c4, d4, flip-horizontal, flip-vertical, c8; by default all exact groups that act on the images.
+        size: resize images to HEIGHTxWIDTH, if the network takes another size.
+        mean: subtracted from the images before the network sees them: one number, or one for each channel.
+        std: the images are divided by it, after the mean is subtracted: one number, or one for each channel.
         samples: how many images to measure on.
         json: print the errors as JSON and nothing else.
     """
@@ -130,7 +130,7 @@ def audit(
         print(json_format.dumps({"output": found.output(), "rows": rows}, allow_nan=False))
         return
     print(found)
-    print("\n0 is exact, 1 is an error as large as the output itself; 1e-5 and less is rounding.")
+    print("\n0 is exact, 1 is an error as large as the output itself; 1e-5 or less is rounding.")
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
@@ -143,11 +143,11 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = ()) -> None:
-    """Write the report of a run as one HTML file that opens anywhere, from the files of the run.
+    """Write the report of a run as one HTML file that opens anywhere. It needs only the files of the run.
 
     Args:
         run: the folder of a run, or its result.json.
         out: the file to write, or its folder (report.html beside the result by default).
-        compare: other runs on the same data, whose evidence is shown beside this one's.
+        compare: other runs on the same data; the report shows their evidence too.
     """
     print(f"Written: {write_run(run, out, compare)}")

@@ -1,7 +1,7 @@
-"""Networks saved by ``torch.export.save`` (.pt2), without unpickling or running anything but torch's own operators.
+"""Reads networks saved by ``torch.export.save`` (.pt2). Nothing is unpickled; only torch's own operators run.
 
 ``torch.export.load`` unpickles (example inputs, some constants), evaluates strings (symbolic sizes, guards) and resolves any name under
-``torch``. So what it is given here is a copy of the archive that holds numbers and a graph of ``aten`` operators, and nothing else.
+``torch``. So it is given a checked copy of the archive, which holds only numbers and a graph of ``aten`` operators.
 """
 
 import io
@@ -30,7 +30,7 @@ SYMBOL = re.compile(
 
 
 class Program(nn.Module):
-    """An exported network as a module of one tensor: batches of any size, whatever batch it was exported with."""
+    """An exported network as a module that takes one tensor. It takes batches of any size, also if exported with a fixed one."""
 
     def __init__(self, program: torch.export.ExportedProgram, path: Path):
         super().__init__()
@@ -43,7 +43,7 @@ class Program(nn.Module):
         self.dtype, self.path = example.dtype, path
         self._run = (
             program.module(),
-        )  # in a tuple, as no part of this module: it cannot change to eval mode, in which it was exported
+        )  # in a tuple, so that it is not a submodule: it was exported in eval mode and cannot change modes
 
     def forward(self, x: Tensor) -> Tensor:
         if any(size not in (None, given) for size, given in zip(self.in_shape, x.shape[1:], strict=True)):
@@ -55,7 +55,7 @@ class Program(nn.Module):
             whole = part if self.batch is None else torch.cat([part, part[:1].expand(self.batch - len(part), *part.shape[1:])])
             try:
                 y = run(whole)
-            except RuntimeError as error:  # shapes that do not go together, or a tensor larger than the memory
+            except RuntimeError as error:  # shapes that do not match, or a tensor larger than the memory
                 raise ValueError(f"{self.path} cannot be run on these images ({str(error).splitlines()[0]}): {HOW}") from error
             if not isinstance(y, Tensor):
                 raise ValueError(f"the network returns a {type(y).__name__}, not a tensor: export one that returns its logits")
@@ -68,7 +68,7 @@ def load(path: Path) -> Program:
     with open(path, "rb") as file:
         start = file.read(4)
     if start[:2] != b"PK":
-        raise ValueError(f"{path} is no exported program: {HOW}")
+        raise ValueError(f"{path} is not an exported program: {HOW}")
     cleaned = io.BytesIO()
     try:
         with zipfile.ZipFile(path) as archive, zipfile.ZipFile(cleaned, "w") as copy:
@@ -88,7 +88,7 @@ def load(path: Path) -> Program:
     cleaned.seek(0)
     logger = logging.getLogger("torch.export")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # its warnings come as tracebacks, beside the error
+    logger.setLevel(logging.ERROR)  # its warnings are long tracebacks; the error below says enough
     try:
         program = torch.export.load(cleaned)
     except (ValueError, RuntimeError, AssertionError, TypeError, AttributeError, LookupError, OverflowError) as error:
@@ -99,7 +99,7 @@ def load(path: Path) -> Program:
 
 
 def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
-    """The parts of an archive that are to be read, each checked; the example inputs, a pickle, as nothing."""
+    """The checked parts of an archive. The example inputs are a pickle: they are replaced by nothing."""
     names = archive.namelist()
     if not any(name.endswith("/models/model.json") for name in names):
         kind = (
@@ -107,11 +107,11 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]
             if _pickled(names)
             else "something else"
         )
-        raise ValueError(f"{path} is no exported program but {kind}: {HOW}")
+        raise ValueError(f"{path} is not an exported program but {kind}: {HOW}")
     sizes = [entry.file_size for entry in archive.infolist()]
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()) or sum(sizes) > path.stat().st_size:
         raise ValueError(
-            f"{path} says that it holds more than it is large, or is compressed, which torch never does: it is refused"
+            f"{path} is refused: it is compressed, or claims to hold more than its size; torch never writes such files"
         )
     for name in names:
         part = name.partition("/")[2]
@@ -129,7 +129,7 @@ def _checked(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]
         elif PLAIN.fullmatch(part):
             yield name, archive.read(name)
         else:
-            raise ValueError(f"{path} holds {part}, which is not of a plain network (compiled code? a pickle?): {HOW}")
+            raise ValueError(f"{path} holds {part}, which a plain network does not have (compiled code? a pickle?): {HOW}")
 
 
 def _json(path: Path, content: bytes) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _checked_graph(path: Path, program: dict[str, Any]) -> bytes:
         if key == "target" and not OPERATOR.fullmatch(value):
             raise ValueError(f"{path} calls {value}, which is not one of torch's own operators: it is refused")
         if key == "expr_str" and re.sub(r"[\s(),+*/-]", "", SYMBOL.sub("", value)):
-            raise ValueError(f"{path} has a size of {value!r}, which is no arithmetic: it is refused")
+            raise ValueError(f"{path} has a size of {value!r}, which is not arithmetic: it is refused")
     return json.dumps({**program, "guards_code": []}).encode()
 
 

@@ -1,7 +1,7 @@
 """What the command line does with a user's own files: ``train`` a network on images, ``audit`` a saved network.
 
-Nothing is chosen by hand or by held-out data: size, network and length of training follow from the images and their number, by the rules
-in ``working_size`` and ``network_for``, and what was done is said in the notes of the result.
+Nothing is chosen by hand or by held-out data. The rules in ``working_size``, ``network_for`` and ``schedule_for`` choose the size, the
+network and the length of training from the images and their number. The notes of the result say what was done.
 """
 
 import math
@@ -27,17 +27,17 @@ from autosym.runtime.provenance import provenance
 from autosym.training import checkpoint
 from autosym.training.schedule import Schedule
 
-WEIGHT_STEPS = 1500  # of training, at least
-LARGEST = 32  # pixels of a side, where no size was asked for
-LARGEST_SIDE = 4096  # that a result can ask for
-LARGEST_NETWORK = 2**28  # numbers, so 1 GiB, that a result can ask for
+WEIGHT_STEPS = 1500  # least number of training steps
+LARGEST = 32  # pixels of a side, if --size is not given
+LARGEST_SIDE = 4096  # pixels that a result.json can ask for
+LARGEST_NETWORK = 2**28  # numbers (1 GiB) that a result.json can ask for
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was asked for; None is left to the rules."""
+    """The options of a run; the rules decide on those that are None."""
 
     task: str  # the data
     model: str = "f-fc+conv"
@@ -50,7 +50,7 @@ class Run:
 
 
 def working_size(height: int, width: int) -> tuple[int, int]:
-    """Sides that are multiples of 4, so that maps can be halved twice; the larger one at most LARGEST, proportions kept."""
+    """Sides that are multiples of 4, so that maps can be halved twice. The larger side is at most LARGEST; proportions are kept."""
     scale = min(1.0, LARGEST / max(height, width))
     rows, columns = (max(4, 4 * round(scale * side / 4)) for side in (height, width))
     return rows, columns
@@ -74,7 +74,7 @@ def network_for(run: Run, in_shape: Sequence[int], classes: int, samples: int) -
 
 
 def schedule_for(run: Run, samples: int) -> Schedule:
-    """The defaults of ``fit``, long enough for WEIGHT_STEPS steps; evidence steps not more than about a hundred."""
+    """The defaults of ``fit``, long enough for WEIGHT_STEPS steps, with at most about a hundred evidence steps."""
     batch_size = min(64, max(8, samples // 8))
     epochs = max(60, math.ceil(WEIGHT_STEPS * batch_size / samples)) if run.epochs is None else run.epochs
     return Schedule(epochs=epochs, batch_size=batch_size, step=METHODS[run.method])
@@ -122,7 +122,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
 
 
 def _command(run: Run) -> str:
-    """What repeats it."""
+    """The command that repeats the run."""
     options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
     options["size"] = run.size and f"{run.size[0]}x{run.size[1]}"
     return shlex.join(["autosym", "fit", run.task, *(f"--{k}={v}" for k, v in options.items() if v is not None)])
@@ -130,13 +130,13 @@ def _command(run: Run) -> str:
 
 def _check(run: Run) -> None:
     if not 0 <= run.test < 1:
-        raise ValueError(f"--test is the part of the images to hold out, from 0 to below 1, got {run.test}")
+        raise ValueError(f"--test is the fraction of images to hold out, from 0 to below 1, got {run.test}")
     if run.size is not None and any(side < 4 or side % 4 for side in run.size):
         raise ValueError(f"--size {run.size[0]}x{run.size[1]}: both sides must be multiples of 4, so that maps can be halved")
 
 
 def _prepared(found: pictures.Pictures, run: Run) -> tuple[Pair, Pair, dict[str, Any], list[str]]:
-    """Training and test part, resized and normalised by the training images; how, and notes on it."""
+    """Training and test pairs, resized, and normalised by the training images; the preprocessing; notes."""
     images, notes = found.images, list(found.notes)
     height, width = images.shape[2:]
     size = run.size or working_size(height, width)
@@ -174,12 +174,12 @@ def audit(
 ) -> EquivarianceError:
     """Measured equivariance of a saved network: an exported program (.pt2), or the folder of a run of ``autosym fit``.
 
-    By default to translations and to every exact group that acts on images of this shape. ``size``, ``mean`` and ``std`` (one, or
-    one for each channel) are what the program's images were prepared by; a run's own are known.
+    The default ``groups`` are translations and every exact group that acts on images of this shape. ``size``, ``mean`` and ``std``
+    (one, or one for each channel) prepare the images for an exported program; a run knows its own.
     """
     if model.is_dir():
         if size or mean or std:
-            raise ValueError(f"{model} is a run, which knows the size, mean and deviation of its images: leave them out")
+            raise ValueError(f"{model} is a run and knows the size, mean and std of its images: leave these options out")
         network, preprocessing = _read_run(model)
         size, mean, std = preprocessing["size"], preprocessing["mean"], preprocessing["std"]
     elif model.exists():
@@ -191,7 +191,7 @@ def audit(
     images = pictures.read(data, size).images
     if model.is_dir() and images.shape[1] != len(mean):
         raise ValueError(
-            f"the run was of images with {len(mean)} channels, but those of {data} have {images.shape[1]}: give others"
+            f"the run had images with {len(mean)} channels, but the images of {data} have {images.shape[1]}: give other images"
         )
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
     if mean or std:
@@ -217,7 +217,7 @@ def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a finished run, and how its images were prepared."""
     path, kept = folder / "result.json", folder / CHECKPOINT
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: {folder} is no finished run of autosym fit")
+        raise FileNotFoundError(f"{path} does not exist: {folder} is not a finished run of autosym fit")
     result = run_files.read(path)
     if not isinstance(result, dict) or not {"network", "preprocessing", "schedule"} <= set(result):
         raise ValueError(f"{path} does not say how its network was built: audit reads runs of autosym fit")
@@ -243,16 +243,16 @@ def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _check_network(arguments: dict[str, Any], own: Mapping[str, Tensor]) -> None:
-    """Refuse, before any memory is taken, a network that is not the one of the tensors ``own``, or that is too large."""
-    if len(arguments["channels"]) > len(own):  # first: every block is a few modules, on any device
+    """Refuse a network that does not match the tensors ``own``, or is too large, before it takes any memory."""
+    if len(arguments["channels"]) > len(own):  # checked first: each block makes modules, even on the meta device
         raise ValueError(f"it has {len(arguments['channels'])} blocks, but {len(own)} tensors")
     with torch.device("meta"):
         network = nets.build(**arguments)
     if {name: t.shape for name, t in network.state_dict().items()} != {name: t.shape for name, t in own.items()}:
-        raise ValueError("its network is not that of the checkpoint")
+        raise ValueError("its network differs from the checkpoint")
     size = sum(t.numel() for t in (*network.parameters(), *network.buffers()))
     for path in network.modules():
-        if isinstance(path, Sparse):  # it is fitted, by its basis, to dense weights on all positions
+        if isinstance(path, Sparse):  # its initial values are fitted to dense weights at all positions
             anchors, positions = len(path.basis.z), len(path.basis.positions)
             size += positions * (anchors + path.weight.numel() // anchors)
     if size > LARGEST_NETWORK:

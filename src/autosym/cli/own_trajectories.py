@@ -39,18 +39,18 @@ def noether(
 
     Args:
         data: an .npz file with trajectories (or x) of shape (N, T, 2n), positions first, and dt (or t, the T times).
-        demo: instead of data, a system whose answer is known: oscillator, two-oscillators or pendulum.
-        space: read the coordinates as bodies in so many dimensions when quantities are named.
+        demo: instead of data, a system with a known answer: oscillator, two-oscillators or pendulum.
+        space: dimensions of the space in which bodies move; used to name the quantities.
         quantities: how many to look for at once (2 n^2 by default).
         points: how many states to learn from.
-        seed: of the states, the features and the starts.
+        seed: random seed of the states, the features and the starts.
         plot: also draw singular values and generators to this file.
         out: also write result.json and report.html to this folder.
         json: print the result as JSON and nothing else.
     """
     if (data is None) == (demo is None):
-        raise ValueError("name one file of trajectories, or a system by --demo: " + ", ".join(DEMOS))
-    torch.set_num_threads(1)  # matrices are small: more threads wait for one another
+        raise ValueError("name either a file of trajectories, or a system by --demo: " + ", ".join(DEMOS))
+    torch.set_num_threads(1)  # matrices are small: more threads would only wait for each other
     if demo is not None:
         found, result = _demo(demo, quantities, points, seed)
     else:
@@ -69,14 +69,14 @@ def noether(
 
 
 def _command(data: Path | None, demo: str | None, space: int, quantities: int | None, points: int | None, seed: int) -> str:
-    """What repeats a search."""
+    """The command that repeats a search."""
     options = {"--demo": demo, "--space": space, "--quantities": quantities, "--points": points, "--seed": seed}
     given = [word for key, value in options.items() if value is not None for word in (key, str(value))]
     return shlex.join(["autosym", "noether", *([str(data)] if data else []), *given])
 
 
 def _written(result: dict[str, Any], out: Path) -> str:
-    """result.json, and report.html beside it if jinja2 is there; says what was written."""
+    """Write result.json, and report.html beside it if jinja2 is installed; returns a line that says what was written."""
     write(result, out / "result.json")
     try:
         return f"Written: {out / 'result.json'} and {write_text(conserved.html(result), out)}"
@@ -90,7 +90,7 @@ def _changed(search: Search, quantities: int | None, points: int | None) -> Sear
 
 
 def _demo(name: str, quantities: int | None, points: int | None, seed: int) -> tuple[Discovery, dict[str, Any]]:
-    """Twenty short trajectories of a system, and what is found in them beside the truth."""
+    """Twenty short trajectories of a system, and what is found in them, with the truth."""
     if name not in DEMOS:
         raise ValueError(f"no demo is called {name!r}; there are: {', '.join(DEMOS)}")
     system, search = DEMOS[name]
@@ -109,14 +109,14 @@ def _words(found: Discovery, result: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Trajectories, step or times, and velocities where there are any, of an .npz file; nothing in it is executed."""
+    """Trajectories, step or times, and velocities (if any) from an .npz file; nothing in it is executed."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     try:
         with np.load(path, allow_pickle=False) as file:
             held = {key: file[key] for key in file.files}
     except (ValueError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} is no .npz file of arrays: write one by numpy.savez(path, trajectories=x, dt=0.1)") from error
+        raise ValueError(f"{path} is not an .npz of arrays: write one by numpy.savez(path, trajectories=x, dt=0.1)") from error
     x, dt = (next((held[key] for key in keys if key in held), None) for keys in (("trajectories", "x"), ("dt", "t")))
     if x is None or dt is None:
         raise ValueError(f"{path} holds {', '.join(held) or 'nothing'}: it needs trajectories (or x) and dt (or t)")

@@ -1,7 +1,7 @@
 """A user's own images: an ``.npz`` of arrays, or a folder of class folders of PNG, JPEG, WebP or BMP files.
 
-Nothing is unpickled, and sizes are known before memory is taken. Whatever is wrong with a file is an error that names it; whatever
-was done to the images (a grey one beside coloured ones, a file passed over) is in ``notes``.
+Nothing is unpickled, and sizes are checked before memory is taken. An error names the file that is wrong. ``notes`` say what was done
+to the images, e.g. grey images read as coloured, or files skipped.
 """
 
 import math
@@ -25,7 +25,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MOST_BYTES = 32 * 2**30  # of all images as floats
 MOST_PIXELS = 2**26  # of one file
-MOST_DEFLATED = 1032  # bytes that one byte of a zip file can stand for
+MOST_DEFLATED = 1032  # bytes that one compressed byte can expand to, at most
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Pictures:
 def read(path: Path, size: tuple[int, int] | None = None, classes: int | None = None) -> Pictures:
     """The images of an ``.npz`` or of a folder, resized to ``size`` (height, width) if it is given, with at least two classes.
 
-    ``classes`` is the number of classes of integer labels, where the data need not hold all of them.
+    ``classes`` is the number of classes, if some of them may not occur in the integer labels.
     """
     if path.is_dir():
         if classes is not None:
-            raise ValueError(f"{path} is a folder, whose subfolders are the classes: their number cannot be chosen")
+            raise ValueError(f"{path} is a folder and its subfolders are the classes: their number cannot be chosen")
         found = _read_folder(path, size)
     elif path.suffix == ".npz" and path.is_file():
         found = _read_npz(path, classes)
@@ -56,15 +56,15 @@ def read(path: Path, size: tuple[int, int] | None = None, classes: int | None = 
         raise FileNotFoundError(f"{path} does not exist: name an .npz file of images and labels, or a folder of class folders")
     counts = torch.bincount(found.labels, minlength=len(found.classes)).tolist()
     if sum(count > 0 for count in counts) < 2:
-        raise ValueError(f"{path} has one class, {found.classes[int(found.labels[0])]}: there is nothing to tell apart")
+        raise ValueError(f"{path} has one class, {found.classes[int(found.labels[0])]}: add images of a second one")
     few = [name for name, count in zip(found.classes, counts, strict=True) if count == 1]
     if few:
-        raise ValueError(f"{path} has one image only of {_some(few)}: a class needs at least two")
+        raise ValueError(f"{path} has only one image of {_some(few)}: a class needs at least two")
     return found
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images (N, C, H, W) as (N, C, *size), as they are where they have it."""
+    """Images (N, C, H, W) as (N, C, *size); unchanged if they have this size."""
     return images if tuple(images.shape[2:]) == tuple(size) else datasets.resized(images, size)
 
 
@@ -90,7 +90,7 @@ def _read_npz(path: Path, classes: int | None) -> Pictures:
 
 
 def _with_classes(path: Path, key: str, images: Tensor, labels: Tensor, classes: int | None) -> Pictures:
-    """Labels as they are where they count from 0; else each value that occurs is a class."""
+    """The images with class indices. Each value that occurs is a class, unless ``classes`` gives their number."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or (classes is not None and high >= classes):
         wanted = "0 or more" if classes is None else f"in 0..{classes - 1}"
@@ -104,12 +104,12 @@ def _with_classes(path: Path, key: str, images: Tensor, labels: Tensor, classes:
         )
     names = tuple(map(str, values.tolist()))
     whole = high + 1 == len(values)
-    note = f"labels {_some(names)} are the {len(names)} classes: those between them do not occur"
+    note = f"labels {_some(names)} are the {len(names)} classes: other values do not occur"
     return Pictures(images, indices, names, () if whole else (note,))
 
 
 def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of every array, from the headers alone; arrays of objects are pickles, and refused."""
+    """Shape and type of every array, from the headers alone; arrays of objects are pickles and are refused."""
     shapes = {}
     objects = None
     with _whole(path), zipfile.ZipFile(path) as archive:
@@ -124,11 +124,11 @@ def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             entry = archive.getinfo(name)
             held = min(entry.file_size, MOST_DEFLATED * min(entry.compress_size, path.stat().st_size))
             if math.prod(shape) * dtype.itemsize > held:
-                raise ValueError(f"{name} says that it is {shape}, more than it holds")
+                raise ValueError(f"{name} claims the shape {shape}, but holds fewer bytes")
             shapes[name.removesuffix(".npy")] = shape, dtype
     if objects is not None:
         raise ValueError(
-            f"{path}: {objects} is an array of objects, which is a pickle and can run any code when it is read: it is refused; store "
+            f"{path}: {objects} is an array of objects. It is refused, as it is a pickle and can run any code when it is read. Store "
             "images of one size as one array of numbers"
         )
     return shapes
@@ -136,7 +136,7 @@ def _shapes(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
-    """Whatever the readers of zip and npy stumble over names the file."""
+    """Any error of the zip and npy readers becomes one that names the file."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError, RuntimeError) as error:
@@ -163,12 +163,12 @@ def _check_bytes(path: Path, shape: Sequence[int]) -> None:
     if size > MOST_BYTES:
         raise ValueError(
             f"{path}: images {tuple(shape)} take {size / 2**30:.0f} GiB as floats, more than {MOST_BYTES / 2**30:.0f}: store "
-            "fewer or smaller ones (of files, --size makes them smaller)"
+            "fewer or smaller images (in a folder, --size makes them smaller)"
         )
 
 
 def _as_floats(path: Path, key: str, array: np.ndarray) -> Tensor:
-    """(N, C, H, W) in float32: of the first and the last axis of an image the smaller is its channels."""
+    """(N, C, H, W) in float32. The channels are the first or the last axis of an image, whichever is smaller."""
     scale = 255.0 if array.dtype == np.uint8 else 1.0
     images = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).div_(scale)
     if images.dim() == 3:
@@ -196,7 +196,7 @@ def _read_folder(path: Path, size: tuple[int, int] | None) -> Pictures:
         (a, _), (b, _) = files[0], files[other]
         raise ValueError(
             f"images are of different sizes: {a} is {first[0]}x{first[1]}, {b} {headers[other][0][0]}x{headers[other][0][1]} (height x "
-            "width); give one by --size HxW, to which all are resized"
+            "width); resize all to one size by --size HxW"
         )
     coloured = [colour for _, colour, _ in headers]
     channels = 3 if any(coloured) else 1
@@ -204,7 +204,7 @@ def _read_folder(path: Path, size: tuple[int, int] | None) -> Pictures:
         notes.append(f"{coloured.count(False)} of {len(files)} images are grey: they were read as coloured, like the others")
     moving = [file for (file, _), (_, _, moves) in zip(files, headers, strict=True) if moves]
     if moving:
-        notes.append(f"{len(moving)} files hold several frames, of which the first was read: {_some(moving)}")
+        notes.append(f"{len(moving)} files hold several frames, only the first was read: {_some(moving)}")
     shape = (len(files), channels, *(size or first))
     _check_bytes(path, shape)
     images = torch.empty(shape)
@@ -214,7 +214,7 @@ def _read_folder(path: Path, size: tuple[int, int] | None) -> Pictures:
 
 
 def _list(path: Path) -> tuple[list[tuple[Path, int]], list[str], list[str]]:
-    """Every image with its class, the classes, and a note of files that are none."""
+    """Every image with its class, the classes, and a note about files that are not images."""
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
         raise ValueError(
@@ -226,19 +226,19 @@ def _list(path: Path) -> tuple[list[tuple[Path, int]], list[str], list[str]]:
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
         own = [entry for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file()]
         if not own and any(entry.is_dir() for entry in entries):
-            raise ValueError(f"{folder} holds folders, and no image: if those are the classes, name the inner folder, {folder}")
+            raise ValueError(f"{folder} holds folders and no image: if those are the classes, name the inner folder, {folder}")
         if not own:
             raise ValueError(f"{folder} holds no image ({', '.join(sorted(SUFFIXES))}): fill or remove the folder")
         files += [(entry, label) for entry in own]
         passed += [entry for entry in entries if entry not in own]
     passed += [entry for entry in sorted(path.iterdir()) if entry.is_file() and not entry.name.startswith(".")]
-    notes = [f"{len(passed)} files are no images in class folders and were passed over: {_some(passed)}"] if passed else []
+    notes = [f"{len(passed)} files are not images in class folders and were skipped: {_some(passed)}"] if passed else []
     return files, [folder.name for folder in folders], notes
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """The image of a file; whatever its decoder stumbles over, then or later, names the file."""
+    """The image of a file; any error of its decoder, now or later, becomes one that names the file."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -251,7 +251,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _header(file: Path) -> tuple[tuple[int, int], bool, bool]:
-    """(height, width) as shown, whether it has colours, and whether it moves; memory is not taken for the pixels of a huge one."""
+    """(height, width) as shown, colours or not, several frames or not. A huge image is refused before its pixels take memory."""
     with _opened(file) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
@@ -262,7 +262,7 @@ def _header(file: Path) -> tuple[tuple[int, int], bool, bool]:
 
 
 def _decode(file: Path, channels: int) -> Tensor:
-    """(C, H, W) in 0 to 1; turned as its EXIF data say; transparency is dropped."""
+    """(C, H, W) in 0 to 1, rotated as its EXIF data say; transparency is dropped."""
     from PIL import ImageOps
 
     with _opened(file) as image:

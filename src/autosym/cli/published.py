@@ -41,10 +41,10 @@ def demo(
 
     Args:
         out: where result.json and the picture are written (runs/demo, with --groups runs/groups, with --basis runs/basis).
-        groups: instead, compare which group digits ask for when they are upright and when they are turned.
+        groups: instead, learn which group suits upright digits and which suits rotated digits.
         basis: instead, basis functions with exact evidence, in seconds: is a function even?
-        jobs: how many networks to train at a time (all cores by default).
-        epochs: train for fewer or more epochs than the demo's.
+        jobs: how many networks to train at the same time (all cores by default).
+        epochs: train for another number of epochs.
         json: print the result as JSON and nothing else.
     """
     out = out or Path("runs") / ("groups" if groups else "basis" if basis else "demo")
@@ -70,7 +70,7 @@ def demo(
 
 
 def _demo_results(runs: list[quadrant_digits.Run], jobs: int, json: bool) -> list[dict[str, Any]]:
-    """The results of all runs, each with a word about it as it is done."""
+    """The results of all runs; prints a line as each finishes."""
     say = partial(print, flush=True) if not json else lambda *_: None
     say(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.")
     results = []
@@ -96,25 +96,25 @@ def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
 
 @dataclass(frozen=True)
 class Changes:
-    """Settings other than the experiment's."""
+    """Settings that replace those of the experiment."""
 
     epochs: int | None = None
-    """other than the experiment's."""
+    """replaces the experiment's number of epochs."""
     seed: int | None = None
-    """other than the experiment's."""
+    """replaces the experiment's seed."""
     samples: int | None = None
-    """train on fewer (of tables 1 to 3)."""
+    """train on so many samples (tables 1 to 3 only)."""
     integrator: str | None = None
-    """midpoint, or euler as published (of noether)."""
+    """midpoint, or euler as published (noether only)."""
     substeps: int | None = None
-    """of the integrator in one step of the data (of noether)."""
+    """steps of the integrator in one step of the data (noether only)."""
 
     def given(self) -> dict[str, Any]:
-        """Those that were asked for."""
+        """The settings that were given."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     def applied(self, name: str, config: Any) -> Any:
-        """A run with these settings; those that its experiment does not have are refused."""
+        """A run with these settings; settings that its experiment does not have are refused."""
         unknown = sorted(set(self.given()) - {field.name for field in fields(config)})
         if unknown:
             raise ValueError(
@@ -139,19 +139,19 @@ def run(
 
     Args:
         name: the run, or the beginning of the names of several with --all; an unknown name lists them all.
-        all: every run whose name begins so.
-        seeds: how many seeds of each, counted from its first.
-        changes: settings other than the experiment's.
+        all: train every run whose name begins with NAME.
+        seeds: how many seeds to train for each run, starting at its own seed.
+        changes: settings that replace those of the experiment.
         out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written (runs/NAME by default).
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
-        data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded where it is absent).
-        resume: go on from the checkpoint there, as if the run had never stopped.
-        jobs: with --all, how many runs at a time, each in a process of its own; one that fails does not end the others.
+        data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded if it is missing).
+        resume: continue from the checkpoint in the output folder, as if the run had never stopped.
+        jobs: with --all, how many runs at the same time, each in its own process; a run that fails does not stop the others.
         json: print the result as JSON and nothing else.
     """
     if name == "rotated-digits":
         if all or resume or seeds != 1 or not set(changes.given()) <= {"epochs", "seed"}:
-            raise ValueError(f"{name} trains its three variants at a time; for other options name one, e.g. {name}/full")
+            raise ValueError(f"{name} trains all three variants; for other options name one variant, e.g. {name}/full")
         return _run_rotated_digits(out or Path("runs") / name, changes, json)
     if seeds < 1:
         raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
@@ -187,7 +187,7 @@ def _named() -> dict[str, tuple[Any, Any]]:
 
 
 def _chosen(name: str, all: bool, named: Mapping[str, Any]) -> list[str]:
-    """The run that is called so, or all whose names begin so."""
+    """The run with this name, or with ``all`` every run whose name begins with it."""
     chosen = (
         [key for key in named if key.startswith(name) and key not in EXPERIMENTS]
         if all
@@ -236,7 +236,7 @@ def _run(
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    """A row of a result in a line."""
+    """A row of a result as one line of text."""
     if "negative_elbo" in row:
         return f"-ELBO/N {row['negative_elbo']:.3f}, test MSE {row['test_mse']:.3g}, {row['seconds']:.0f} s"
     evidence = "" if row["evidence"] is None else f"log evidence per sample {row['evidence']:.3f} nats, "
@@ -244,12 +244,12 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
-    """Print a table from results: 1, 2, 3 or noether of the papers beside ours, or quadrant-digits after autosym demo.
+    """Print a table from results: the papers' numbers beside ours, or quadrant-digits after autosym demo.
 
     Args:
         name: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether or quadrant-digits.
-        results: the folder of results of these tables (results, which a checkout has), or the file that the demo wrote.
-        figure: also draw what the networks of a published table learned, to this file.
+        results: the folder with the results of these tables (by default results, as in a checkout), or the file that the demo wrote.
+        figure: also draw what the networks of a published table learned, and save it as this file.
         json: print the rows as JSON and nothing else.
     """
     if name == "quadrant-digits":

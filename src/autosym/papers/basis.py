@@ -38,7 +38,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Run:
-    """Twenty noisy values of an even function, by which four models are judged; ``features`` is how many basis functions each has."""
+    """Twenty noisy values of an even function judge four models; each has ``features`` basis functions."""
 
     seed: int = 0
     samples: int = 20
@@ -152,7 +152,7 @@ def execute(run: Run) -> dict[str, Any]:
 
 
 def demo(out: Path, seed: int = 0) -> dict[str, Any]:
-    """Run it, write result.json and basis.png to ``out``."""
+    """Run the demo; write result.json and basis.png to ``out``."""
     result = execute(Run(seed))
     write(result, out / "result.json")
     figure(result, out / "basis.png")

@@ -19,9 +19,9 @@ from autosym.curvature.passes import Pass
 from autosym.evidence.record import Evidence
 from autosym.runtime.batching import Data
 
-TRUST = 0.2  # log delta moves by no more at a factorisation
-PARTS = (1 / 64, 1 / 8, 1.0)  # of a step, of which the longest that gains is taken
-TINY = 1e-20  # a variance below has no slope: of features that are all zero the root would have an infinite one
+TRUST = 0.2  # log delta moves by at most this at a factorisation
+PARTS = (1 / 64, 1 / 8, 1.0)  # fractions of a step; the longest that gains is taken
+TINY = 1e-20  # smaller variances get no slope: if all features are zero, the root has an infinite one
 
 
 class LastLayer(nn.Module):
@@ -88,7 +88,7 @@ def at(
     draws: int = 8,
     seed: int = 0,
 ) -> Evidence:
-    """The ELBO of all of ``data``, a lower bound of the log evidence; ``draws`` of noise for each sample where it is needed."""
+    """The ELBO of all of ``data``, a lower bound of the log evidence; ``draws`` of noise for each sample if needed."""
     likelihood = likelihoods.of(likelihood)
     generator, total = torch.Generator().manual_seed(seed), torch.zeros((), dtype=torch.float64)
     shown = Pass(head, data, likelihood, 500, alone=True)
@@ -153,7 +153,7 @@ class Natural:
         """Sigma and delta anew, in float64. Factorised from behind, the root of Sigma is a lower triangle."""
         head, eye = self.head, torch.eye(self.data.shape[1], dtype=torch.float64, device=self.data.device)
         prior = head.log_precision.double().exp() * eye
-        for c, own in enumerate(self.data):  # one by one: GPU libraries are slow with a few large ones in a batch
+        for c, own in enumerate(self.data):  # one by one: GPU libraries are slow with a batch of a few large matrices
             factor, failed = torch.linalg.cholesky_ex((own.double() + prior).flip(0, 1))
             root = torch.linalg.solve_triangular(factor, eye, upper=False).T.flip(0, 1)
             head.lower[c], head.log_diagonal[c] = root, torch.where(failed > 0, math.nan, root.diagonal()).log()

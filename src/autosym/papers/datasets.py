@@ -36,7 +36,7 @@ MNIST_MD5 = {
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
-CHUNK = 4096  # images transformed at a time: what a variant needs besides its result stays small
+CHUNK = 4096  # images transformed at a time, so that temporary memory stays small
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ def _files(
     fetch: Callable[[Path, Sequence[str]], None] | None,
     hint: str = "",
 ) -> list[Path]:
-    """The path of every name; ``fetch(root, missing)`` gets those that are nowhere."""
+    """The path of every name; ``fetch(root, missing)`` gets the missing ones."""
     root = Path(folder or os.environ.get("AUTOSYM_DATA") or "~/.cache/autosym").expanduser()
 
     def look(name: str) -> Path | None:
@@ -129,7 +129,7 @@ def _files(
 
 
 def _retrieve(url: str, md5: str, folder: Path) -> Path:
-    """The file of a URL in the folder, downloaded unless it is there; ValueError where its MD5 is another."""
+    """The file of a URL in the folder, downloaded if it is missing; ValueError if its MD5 is wrong."""
     import pooch
 
     return Path(pooch.retrieve(url, known_hash=f"md5:{md5}", fname=url.rpartition("/")[2], path=folder))
@@ -333,7 +333,7 @@ def _moved(x: Tensor, down: Tensor, right: Tensor, flip: Tensor | None = None) -
     rows, columns = _sources(x, down, right)
     if flip is not None:
         columns = torch.where(flip[:, None], x.shape[3] - 1 - columns, columns)
-    rows, columns = rows.clamp(-1, x.shape[2]), columns.clamp(-1, x.shape[3])  # all that is outside is on a border of zeros
+    rows, columns = rows.clamp(-1, x.shape[2]), columns.clamp(-1, x.shape[3])  # everything outside falls on a border of zeros
     return _picked(F.pad(x, (1, 1, 1, 1)), rows + 1, columns + 1)
 
 

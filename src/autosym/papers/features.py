@@ -1,4 +1,4 @@
-"""What a last layer may stand on: random Fourier features, which are fixed, and a hidden layer of ReLU, which is trained."""
+"""Features for a last layer: random Fourier features (fixed), and a hidden layer of ReLU (trained)."""
 
 import math
 

@@ -44,13 +44,13 @@ class Run(measuring.Run):
     batch_size: int = 128
     width: int = 10
     samples: int | None = None  # of the training set; all by default
-    start: float = 1.0  # as in ``nets.build``; that of Tables 1 and 2, whose paths start alike
+    start: float = 1.0  # as in ``nets.build``; in Tables 1 and 2 all paths start alike
 
     @property
     def name(self) -> str:
         """Its name on the command line."""
-        model = [] if self.table == "table3" else [self.model]  # of which it has one,
-        task = [] if self.table == "table2" else [self.task]  # and this one one of these
+        model = [] if self.table == "table3" else [self.model]  # table 3 has one model,
+        task = [] if self.table == "table2" else [self.task]  # table 2 has one task
         prior = [] if self.prior == "theta" else [self.prior]
         return "/".join([self.table, *task, *model, *prior, self.method])
 
@@ -58,7 +58,7 @@ class Run(measuring.Run):
 
 
 def tensors(run: Run, folder: Path | None) -> tuple[Pair, Pair, int]:
-    """Training and test pairs, normalised, and the number of classes; each part is transformed by draws of its own."""
+    """Training and test pairs, normalised, and the number of classes; each part has its own random transformations."""
     return DATASETS[run.task](folder, 2 * run.seed)
 
 
@@ -105,7 +105,7 @@ def execute(
     data_dir: Path | None = None,
     results: Path = RESULTS,
 ) -> dict[str, Any]:
-    """Train and measure one cell, on a GPU where there is one; keep its result and the labels it predicts in ``results``."""
+    """Train and measure one cell, on a GPU if there is one; keep its result and the labels it predicts in ``results``."""
     train, test, classes = tensors(run, data_dir)
     if run.samples is not None:
         train = train[0][: run.samples], train[1][: run.samples]
@@ -148,7 +148,7 @@ def keep(result: dict[str, Any], file: Path) -> None:
 def rows(
     table: str, runs: Mapping[str, Run], paper: Mapping[tuple[str, ...], Mapping[str, Any]], results: Path = RESULTS
 ) -> list[dict[str, Any]]:
-    """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None where there is none.
+    """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None if missing.
 
     Parameters, epochs and device are those of the first seed.
     """
@@ -160,12 +160,12 @@ def rows(
 
 
 def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, list[dict[str, Any]]]:
-    """The results of a table by name of run, of which ``kind`` is the class, in the order of their seeds."""
+    """The results of a table by name of run, in the order of their seeds; ``kind`` is the class of a run."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
         result = run_files.read(path)
         with run_files.of_this_version(path):
-            if result["config"]["samples"] is None:  # a run on a part of the data is a trial, and no cell
+            if result["config"]["samples"] is None:  # a run on a part of the data is a trial, not a cell
                 found.setdefault(kind(**result["config"]).name, []).append(result)
     return {name: sorted(several, key=lambda result: result["config"]["seed"]) for name, several in found.items()}
 
@@ -177,7 +177,7 @@ def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESU
     learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
     if not learned:
         raise FileNotFoundError(f"{results / table} holds no network with a choice that was trained by evidence: run one first")
-    bands = math.ceil(len(learned) / 3)  # of two or three networks beside each other, so that a page shows them
+    bands = math.ceil(len(learned) / 3)  # rows of two or three networks, so that they fit on a page
     columns = math.ceil(len(learned) / bands)
     figure = new_figure(6 * columns, 7.5 * bands)
     axes = figure.subplots(2 * bands, columns, squeeze=False)
@@ -264,7 +264,7 @@ def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def mean_shares(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The share of each path, averaged over layers (of all networks, where there are several)."""
+    """The share of each path, averaged over layers (of all networks, if there are several)."""
     shares: dict[str, list[float]] = {}
     for path in symmetry:
         shares.setdefault(path["path"], []).append(path["share"] or 0.0)

@@ -36,8 +36,8 @@ from autosym.training.schedule import Schedule
 Pair = tuple[Tensor, Tensor]
 FEATURES, FREQUENCY, COPIES = 1024, 0.3, 32  # the paper's
 COPIES_LAPLACE = {1: 31, 3: 20}  # by channels, of MNIST and of CIFAR-10
-# Of the prior at the start, by channels, near to where it is learned to be. On MNIST it takes long from 1. On CIFAR-10, where |phi|^2 of
-# ReLU is 17 times as large, outputs are wild for epochs from 0.02, and widths grow until nothing is seen.
+# The initial prior precision, by channels, near its learned value. On MNIST, learning it from 1 takes long. On CIFAR-10 |phi|^2 of ReLU
+# is 17 times as large: from 0.02 outputs are wild for epochs, and widths grow until nothing can be recognised.
 PRECISION = {1: 0.02, 3: 1.0}
 MEMORY = 6.0  # GiB of an evidence step: several runs share a GPU
 
@@ -53,7 +53,7 @@ class Run(measuring.Run):
     start: float = 0.1
     learn: bool = True
     epochs: int = 40
-    batch_size: int = 6000  # of random features: q follows the faster the larger a part of the data a batch is
+    batch_size: int = 6000  # for random features: q converges faster with larger batches
     lr: float = 1e-3
     range_lr: float = 0.35
     samples: int | None = None  # of the training set; all by default
@@ -74,14 +74,14 @@ TABLES = ("invariance-1", "invariance-2", "invariance-3")
 
 LAPLACE: dict[str, Any] = {"method": "laplace", "epochs": 20, "batch_size": 256, "lr": 0.05, "range_lr": 0.25}
 
-TRAINED: dict[str, Any] = {"epochs": 25, "batch_size": 500, "lr": 3e-3}  # where the hidden layer is trained, too: on MNIST
-CIFAR_LR = 3e-4  # a step of Adam moves an output by lr sum |x|: of normalised colours that is many times that of a digit
-LEARNED: dict[str, Any] = {**TRAINED, "start": 0.2, "range_lr": 0.5}  # its widths, before it moves much
+TRAINED: dict[str, Any] = {"epochs": 25, "batch_size": 500, "lr": 3e-3}  # if the hidden layer is trained, too; on MNIST
+CIFAR_LR = 3e-4  # a step of Adam moves an output by lr sum |x|, which is much larger for normalised colours than for digits
+LEARNED: dict[str, Any] = {**TRAINED, "start": 0.2, "range_lr": 0.5}  # learns widths before the hidden layer moves much
 POINT: dict[str, Any] = {"method": "point-estimate", "start": math.radians(5)}
 
 
 def _first() -> list[Run]:
-    """In the order of what they are wanted for: if they are stopped early, the learned ranges are there."""
+    """The runs, the most important first: if they are stopped early, the learned ranges exist."""
     cell = partial(Run, table="invariance-1", symmetry="rotation", network="rff")
     models: list[dict[str, Any]] = [
         {"model": "learned", "start": math.radians(5)},
@@ -191,7 +191,7 @@ def execute(
     data_dir: Path | None = None,
     results: Path = RESULTS,
 ) -> dict[str, Any]:
-    """Train and measure one cell, on a GPU where there is one; keep its result and the labels it predicts in ``results``.
+    """Train and measure one cell, on a GPU if there is one; keep its result and the labels it predicts in ``results``.
 
     With ``resume`` a run whose result is there already is left as it is. A variational one that has none takes seconds, keeps no
     checkpoint and starts anew, which it says; one by Laplace goes on from its checkpoint.
@@ -279,7 +279,7 @@ def _variational(run: Run, train: Pair, test: Pair, device: str, progress: bool)
 
 
 def rows(table: str, results: Path = RESULTS) -> list[dict[str, Any]]:
-    """One row for every cell: means over the seeds that were run, learned ranges of the first, the paper's numbers; None where none."""
+    """One row for every cell: means over the seeds that were run, learned ranges of the first, the paper's numbers; None if missing."""
     found = stored(table, results, Run)
     tasks = TURNED if table == "invariance-1" else CHANGED
     return [_row(run, found.get(name, []), tasks.index(run.task)) for name, run in RUNS.items() if run.table == table]

@@ -28,10 +28,10 @@ def lines(
     span: tuple[float, float] | None = None,
     learning: tuple[float, float] | None = None,
 ) -> dict[str, Any] | None:
-    """A line for each of ``series`` (``name``, ``values``, ``colour``, ``dash``) over epochs; None where there is nothing to draw.
+    """A line for each of ``series`` (``name``, ``values``, ``colour``, ``dash``) over epochs; None if there is nothing to draw.
 
-    ``bounds`` fixes the vertical axis and ``span`` the horizontal one, so that charts can be compared; ``learning`` are the first and
-    the last epoch with an evidence step.
+    ``bounds`` fixes the vertical axis and ``span`` the horizontal one, so that charts can be compared. ``learning`` holds the first
+    and the last epoch with an evidence step.
     """
     known = [v for one in series for v in one["values"] if _drawn(v, log)]
     if not known:
@@ -57,7 +57,7 @@ def lines(
         "x_ticks": [
             {"at": round(across(t), 1), "label": f"{t:g}"}
             for t in linear_ticks(first, last, 5, whole=True)
-            if first <= t <= last and across(t) > LEFT + 36  # where the axis says what it counts
+            if first <= t <= last and across(t) > LEFT + 36  # leaves room for the word "epoch"
         ],
         "learning": None if learning is None else [round(across(epoch), 1) for epoch in learning],
         "rows": [
@@ -72,14 +72,14 @@ def _drawn(value: float | None, log: bool) -> bool:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """The linear map of [low, high] to [start, end]; of a single value, the middle."""
+    """The linear map from [low, high] to [start, end]; if low = high, the middle."""
     if high <= low:
         return lambda value: (start + end) / 2
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
 def _pieces(points: Sequence[tuple[float, float | None]]) -> list[list[tuple[float, float]]]:
-    """Runs of points that are known: a gap in the numbers is a gap in the line."""
+    """Splits a line at missing numbers: a gap in the numbers is a gap in the line."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in points:
         if y is None:
@@ -90,7 +90,7 @@ def _pieces(points: Sequence[tuple[float, float | None]]) -> list[list[tuple[flo
 
 
 def linear_ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[float]:
-    """Round numbers from at or below ``low`` to at or above ``high``, in steps of 1, 2 or 5 times a power of ten."""
+    """Round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
     if high <= low:
         return [low]
     rough = (high - low) / about
@@ -111,14 +111,14 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick(value: float, log: bool = False) -> str:
-    """A tick's words; powers of ten with a raised exponent."""
+    """The label of a tick; powers of ten have a raised exponent."""
     if not log:
         return f"{value:g}".replace("-", "−")
     return power_of_ten(round(math.log10(value)))
 
 
 def diagonal(bins: Sequence[Mapping[str, Any]], size: int = 300) -> dict[str, Any]:
-    """A reliability diagram: accuracy over confidence in bins, with the line on which both are equal."""
+    """A reliability diagram: accuracy over confidence in bins, and the line where both are equal."""
     left, right, top, bottom = 34, size - 8, 8, size - 28
     across, up = _scale(0, 1, left, right), _scale(0, 1, bottom, top)
     largest = max((one["count"] for one in bins), default=0) or 1

@@ -1,4 +1,4 @@
-"""The report of conserved quantities as one HTML file, in the manner of ``page``."""
+"""The report of conserved quantities as one HTML file, built like ``page``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from autosym.report.findings import finite
 
 
 def html(contents: Mapping[str, Any]) -> str:
-    """The page of ``Discovery.as_dict()``, with title, command and provenance where they are known."""
+    """The page of ``Discovery.as_dict()``, with title, command and provenance if they are known."""
     return page.rendered("conserved.html.jinja", view(finite(contents)))
 
 
@@ -48,7 +48,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def headline(quantities: Sequence[Mapping[str, Any]]) -> str:
-    """You have n symmetries, and the names of those that have one."""
+    """How many symmetries there are, and their names if known."""
     count = len(quantities)
     if not count:
         return "No conserved quantity of degree two was found."
@@ -62,20 +62,20 @@ def cautions(contents: Mapping[str, Any]):
     """What a reader should know before believing the headline."""
     gain = contents["log_evidence"] - contents["log_evidence_without"]
     if gain <= 0:
-        yield "The model with symmetries has no more evidence than the one without any: nothing can be concluded from its generators."
+        yield "The model with symmetries has no more evidence than the model without any: its generators tell nothing."
     if contents["drifting"]:
         yield (
-            f"Directions that stand out but {words.APPROXIMATE} are approximate symmetries at best, and are not counted: there are "
-            f"{len(contents['drifting'])}."
+            f"{len(contents['drifting'])} not counted: directions that stand out but {words.APPROXIMATE}. "
+            "They are approximate symmetries at best."
         )
     idle = [q["name"] or q["text"] for q in contents["quantities"] if q["nats"] < 1]
     if idle:
         yield (
-            f"The evidence loses less than 1 nat without {'; '.join(idle)}: that is implied by the others, or hardly asked for."
+            f"The evidence loses less than 1 nat without {'; '.join(idle)}: implied by the others, or hardly supported by the data."
         )
     starts = contents["starts"]
     if len(starts) > 1 and sorted(starts)[-1] - sorted(starts)[-2] > 5:
-        yield "Only one start reached the best evidence: there are local optima, so try more starts, or another seed."
+        yield "Only one start reached the best evidence: there are local optima. Try more starts, or another seed."
 
 
 def figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -92,13 +92,13 @@ def figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def picture(generator: Sequence[Sequence[float]]) -> str:
-    """G as a small picture, blue negative and orange positive, up to its largest entry."""
+    """G as a small picture: blue is negative, orange positive, full colour is its largest entry."""
     largest = max(abs(entry) for row in generator for entry in row) or 1.0
     return page.png([[round(127 * entry / largest) for entry in row] for row in generator])
 
 
 def bars(values: Sequence[float], counted: int, width: int = 320, height: int = 150) -> dict[str, Any]:
-    """The singular values as bars of a drawing; those that stand out come first."""
+    """The singular values as bars; the ``counted`` first ones stand out."""
     largest, bottom, top = max(values, default=0.0) or 1.0, height - 20, 14
     step = (width - 8) / max(len(values), 1)
     drawn = [
@@ -117,7 +117,7 @@ def bars(values: Sequence[float], counted: int, width: int = 320, height: int = 
 
 
 def curves(quantities: Sequence[Mapping[str, Any]], drifting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The change of every quantity along held-out trajectories, all on one scale."""
+    """The change of every quantity along held-out trajectories, all charts on one scale."""
     shown = [(q["name"] or q["text"], q, "symmetric") for q in quantities]
     shown += [(f"{q['name'] or q['text']} (drifts)", q, "fc") for q in drifting]
     known = [abs(v) for _, q, _ in shown for path in q["along"] for v in path if v is not None and math.isfinite(v)]

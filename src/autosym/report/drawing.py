@@ -1,4 +1,4 @@
-"""Tables in the terminal, and figures by matplotlib: the symmetry of a fitted model, and what every figure has in common.
+"""Tables in the terminal, and figures by matplotlib: the symmetry of a fitted model, and what all figures share.
 
 Reports are pages of SVG (``charts``), which need no matplotlib.
 """
@@ -14,13 +14,13 @@ from autosym.runtime import files
 if TYPE_CHECKING:
     from autosym.training.fitted import Fit
 
-# A palette that stays apart for colour-blind readers (Okabe & Ito): symmetric paths blue and green, free ones orange.
+# Colours that colour-blind readers can tell apart (Okabe & Ito): symmetric paths blue and green, free ones orange.
 COLOURS = {"conv": "#0072B2", "fc": "#D55E00", "f-fc": "#E69F00"}
 OTHER_SYMMETRIC, OTHER_FREE = "#009E73", "#CC79A7"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table in the terminal: the first column to the left, the others to the right."""
+    """Print a table: the first column is aligned left, the others right."""
     from rich.console import Console
     from rich.table import Table
 
@@ -44,20 +44,20 @@ def show_symmetry(task: str, symmetry: Sequence[Mapping[str, Any]]) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, in inches; not of pyplot, so that it needs no window and is gone when nobody holds it."""
+    """An empty figure, in inches. It is not made by pyplot, so it needs no window and is freed when unused."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 100) -> None:
-    """A figure as a file, whole or not at all."""
+    """Save a figure; the file is written whole or not at all."""
     figure.savefig(content := io.BytesIO(), dpi=dpi, format=path.suffix.removeprefix(".") or "png")
     files.write(path, content.getvalue())
 
 
 def open_frame(axes: Any) -> None:
-    """Leave out the lines at the top and on the right."""
+    """Hide the top and right lines of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -67,7 +67,7 @@ def colour_of(path: Mapping[str, Any]) -> str:
 
 
 def draw_precisions(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:
-    """The learned prior precision of every linear map, by layer from input to output: the higher, the less of it is left."""
+    """The learned prior precision of every linear map, by layer from input to output; if high, little of the map is left."""
     layers = list(dict.fromkeys(path["layer"] for path in symmetry))
     shapes = {"theta_1": "^", "u_1": "^", "theta_2": "v", "u_2": "v"}
     for path in symmetry:
@@ -108,7 +108,7 @@ def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) ->
 
 
 def draw_curves(axes: Any, history: Sequence[Mapping[str, Any]], key: str, title: str) -> None:
-    """One number of every line of a history that has it, over epochs."""
+    """The number ``key`` over epochs, from the lines of a history that have it."""
     steps = [line for line in history if line.get(key) is not None]
     axes.plot([line["epoch"] for line in steps], [line[key] for line in steps], color="#1d1f21", marker=".", linewidth=1.5)
     axes.set_xlabel("epoch")
@@ -118,8 +118,8 @@ def draw_curves(axes: Any, history: Sequence[Mapping[str, Any]], key: str, title
 
 
 def plot(fit: "Fit") -> Any:
-    """Shares and precisions by layer, and the evidence (the loss, where there was no evidence step) over epochs, as a figure."""
-    from matplotlib import pyplot as plt  # which also makes notebooks show figures
+    """A figure: shares and precisions by layer, and the evidence over epochs (the loss, if there was no evidence step)."""
+    from matplotlib import pyplot as plt  # pyplot also makes notebooks show figures
 
     symmetry = fit.symmetry().as_dicts()
     figure = plt.figure(figsize=(13, max(3.6, 1.6 + 0.35 * len(symmetry))), layout="constrained")
@@ -130,5 +130,5 @@ def plot(fit: "Fit") -> Any:
     draw_curves(evidence, fit.history, *(("log_evidence", "Log evidence (nats)") if learned else ("loss", "Training loss")))
     if symmetry:
         figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    plt.close(figure)  # shown once, by whoever asked for it
+    plt.close(figure)  # so that a notebook shows the figure once, not twice
     return figure

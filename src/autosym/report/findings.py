@@ -1,6 +1,6 @@
-"""What a report says of a fit, as one plain dictionary that is strict JSON.
+"""The contents of a report, as one plain dictionary that is strict JSON.
 
-Pages and pictures are made from it alone, so that a report can be made anew, or elsewhere, without the model.
+Pages and pictures need nothing else. So a report can be made again later, or on another machine, without the model.
 """
 
 import copy
@@ -33,12 +33,12 @@ from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
 
 GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
-PICTURES, SIDE = 8, 16  # of a path at most so many, of at most so many pixels a side
-LINES = 120  # of a history
+PICTURES, SIDE = 8, 16  # pictures of a path at most, pixels a side at most
+LINES = 120  # of a history at most
 EVIDENCE = ("log_evidence", "log_likelihood", "log_prior", "complexity", "occam")
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
-UNCHECKED = "it was given as a number, so it is not known to be of the same data"
-BANK = 7  # places in the range of a transformation at which a filter is shown
+UNCHECKED = "it was given as a number, so nobody checked that it is from the same data"
+BANK = 7  # a filter is shown at so many points of the range of a transformation
 
 
 @torch.no_grad()
@@ -51,12 +51,12 @@ def contents(
     title: str = "A fit by autosym",
     measured_on: str = "",
 ) -> dict[str, Any]:
-    """Everything a report says of ``fit``.
+    """Everything a report says about ``fit``.
 
-    On ``data``, labelled samples that are best held out, equivariance under ``groups`` and calibration are measured; without them
-    the report says that they were not. ``measured_on`` says what they are, "training" or "held out"; by default training data are
-    known by their sums, and any others are called "given". ``compare`` is the evidence of alternatives on the same training data: what
-    ``autosym.compare`` returns, or fits, evidences or nats by name.
+    ``data`` are labelled samples, best held out: they serve to measure equivariance under ``groups``, and calibration. Without data
+    the report says that neither was measured. ``measured_on`` names the data, "training" or "held out". By default training data are
+    recognised by their sums, and any other data are called "given". ``compare`` is the evidence of alternatives on the same training
+    data: what ``autosym.compare`` returns, or fits, evidences or nats by name.
     """
     check_repeatable(data)
     fit.check_weights()
@@ -105,12 +105,12 @@ def _kind(fit: Fit, data: Data) -> str:
 
 
 def settings(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as JSON takes it: what may be infinite is written out."""
+    """A schedule as JSON: numbers that may be infinite become text."""
     return asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)}
 
 
 def approximate(model: nn.Module) -> dict[str, list[str]]:
-    """Of relaxed layers whose symmetric paths are equivariant only up to something, to what: borders and strides, interpolation."""
+    """Why symmetric paths are only approximately equivariant, by relaxed layer: borders and strides, interpolation."""
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         parts = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
@@ -121,7 +121,7 @@ def approximate(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _call(fit: Fit) -> str:
-    """The call that repeats it: whatever is not as it is by default."""
+    """The call that repeats the fit, with the options that are not defaults."""
     changed = {f.name: getattr(fit.schedule, f.name) for f in fields(Schedule) if getattr(fit.schedule, f.name) != f.default}
     changed |= {"nu": fit.prior.nu} if math.isfinite(fit.prior.nu) else {}
     changed["seed"] = fit.seed
@@ -140,7 +140,7 @@ def _device(model: nn.Module) -> str:
 
 
 def measured(fit: Fit, data: Data, groups: Sequence[str | Group]) -> dict[str, Any]:
-    """Equivariance errors where the inputs are images, and calibration where the targets are classes."""
+    """Equivariance errors if the inputs are images, and calibration if the targets are classes."""
     x = next(batches(data, 1), (torch.empty(0),))[0]
     fitting = [group for group in groups if _acts_on(group, x)]
     errors = [asdict(row) for row in equivariance_error(fit.model, fitting, data)] if fitting else None
@@ -149,7 +149,7 @@ def measured(fit: Fit, data: Data, groups: Sequence[str | Group]) -> dict[str, A
 
 
 def _acts_on(group: str | Group, x: Tensor) -> bool:
-    """Whether a group moves such inputs: quarter turns need a square. An unknown name is refused by who measures."""
+    """Whether a group acts on such inputs: quarter turns need a square. ``equivariance_error`` refuses unknown names."""
     if x.dim() != 4:
         return False
     found = GROUPS.get(group) if isinstance(group, str) else group
@@ -163,14 +163,14 @@ def _acts_on(group: str | Group, x: Tensor) -> bool:
 
 @torch.no_grad()
 def calibration(model: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, Any]:
-    """Confidence against accuracy of the network's probabilities of classes, in bins; accuracy, and the mean negative log-likelihood."""
+    """Confidence and accuracy of the network's class probabilities, in bins; overall accuracy; mean negative log-likelihood."""
     outputs, labels = [], []
     for x, y in batches(data, 1000):
         x, y = to_model(x, y, model, "the report's data")
         outputs.append(model(x).cpu())
         labels.append(y.cpu())
     if not outputs:
-        raise ValueError("the report's data hold no samples: pass labelled ones, or data=None")
+        raise ValueError("the report's data hold no samples: pass labelled samples, or data=None")
     f, y = torch.cat(outputs), torch.cat(labels)
     likelihood.check(f.shape[1], y)
     logits, y = likelihood.logits(f), y.long().flatten()
@@ -184,7 +184,7 @@ def calibration(model: nn.Module, data: Data, likelihood: Likelihood) -> dict[st
 
 
 def filters(model: nn.Module) -> list[dict[str, Any]]:
-    """Of every path of a relaxed layer the filters with the largest norm, as levels: 127 is the largest weight among them."""
+    """The filters with the largest norm of every path of a relaxed layer, as levels: 127 is the largest weight shown."""
     found = []
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
@@ -192,7 +192,7 @@ def filters(model: nn.Module) -> list[dict[str, Any]]:
         parts = [(path, part, p) for path in module for part, p in module[path].named_modules() if isinstance(p, Path)]
         for path, part, weights in parts:
             maps = weights.pictures()
-            if maps is None or maps[0].numel() < 2:  # one weight is no picture
+            if maps is None or maps[0].numel() < 2:  # a single weight makes no picture
                 continue
             shown = strongest(maps.detach().double().cpu())
             scale = float(shown.abs().max())
@@ -203,7 +203,7 @@ def filters(model: nn.Module) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def banks(model: nn.Module) -> list[dict[str, Any]]:
-    """The strongest weight image of a first dense layer, moved by each transformation from end to end of its range (Figs. 3, 4, 6)."""
+    """The strongest weight image of a first dense layer, moved by each transformation across its range (Figs. 3, 4, 6)."""
     found = []
     for module in model.modules():
         if not isinstance(module, Symmetrised):
@@ -227,7 +227,7 @@ def banks(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def strongest(maps: Tensor) -> Tensor:
-    """The ``PICTURES`` maps with the largest norm, in order; large ones averaged down to ``SIDE`` pixels."""
+    """The ``PICTURES`` maps with the largest norm, in order; large maps are averaged down to ``SIDE`` pixels."""
     chosen = maps[maps.flatten(1).norm(dim=1).argsort(descending=True, stable=True)[:PICTURES]]
     sides = (min(chosen.shape[-2], SIDE), min(chosen.shape[-1], SIDE))
     return chosen if tuple(chosen.shape[-2:]) == sides else F.adaptive_avg_pool2d(chosen[:, None], sides)[:, 0]
@@ -237,9 +237,9 @@ def strongest(maps: Tensor) -> Tensor:
 
 
 def alternatives(compare: Alternatives, title: str, fit: Fit) -> list[dict[str, Any]]:
-    """Log evidence, posterior probability at equal prior ones, and warnings: of this fit and the alternatives, the best first.
+    """Log evidence, posterior probability (equal prior probabilities) and warnings of this fit and the alternatives, best first.
 
-    Fits are checked as ``autosym.compare`` does; that a mere number is of the same data cannot be.
+    Fits are checked as in ``autosym.compare``. A plain number cannot be checked: it may be from other data.
     """
     if isinstance(compare, Comparison) and any(other is fit for other in compare.fits.values()):
         return compare.rows
@@ -270,7 +270,7 @@ def _nats(name: str, value: Any, record: Evidence) -> float:
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best first, with posterior probabilities at equal prior ones."""
+    """The best first, with posterior probabilities (equal prior probabilities)."""
     known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
     return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
 
@@ -279,12 +279,12 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def class_count(contents: Mapping[str, Any]) -> int | None:
-    """How many classes the targets have (0: not known); None if they are not classes. Older files say it by their likelihood."""
+    """How many classes the targets have (0: not known); None if they are not classes. Older files give only the likelihood."""
     return contents.get("class_count", contents.get("outputs") or 0 if contents.get("likelihood") == "categorical" else None)
 
 
 def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
-    """What the numbers of a report decide."""
+    """The verdict that follows from the numbers of a report."""
     schedule = contents.get("schedule") or {}
     known = verdicts.Known(
         (contents.get("evidence") or {}).get("log_evidence"),
@@ -302,7 +302,7 @@ def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
 
 
 def thinned(history: Sequence[Mapping[str, Any]], most: int = LINES) -> list[dict[str, Any]]:
-    """At most ``most`` lines with an evidence step and as many without, evenly spread, the first and last of each kept."""
+    """At most ``most`` lines with an evidence step and as many without, evenly spread; the first and last of each are kept."""
     kept: list[dict[str, Any]] = []
     for with_evidence in (True, False):
         lines = [dict(line) for line in history if ("log_evidence" in line) is with_evidence]
@@ -312,7 +312,7 @@ def thinned(history: Sequence[Mapping[str, Any]], most: int = LINES) -> list[dic
 
 
 def finite(value: Any) -> Any:
-    """The same with None for every number that is not finite: strict JSON."""
+    """The same value, with None for every number that is not finite: strict JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The report as one HTML file: contents (``findings``) in, a page out that needs no network and no script to be read."""
+"""The report as one HTML file, made from its contents (``findings``). It can be read without network and without scripts."""
 
 import base64
 import math
@@ -15,20 +15,20 @@ from autosym.report.findings import LINES, PICTURES, decided, finite, thinned
 
 COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
 DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
-NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # of filters: visible on light and on dark
-NUMBERS, LAYERS = 12000, 16  # precisions on a page at most, and layers that show all of their pictures
-MEASURED = {"training": "training ", "held out": "held-out "}  # samples; it is not known what others are
-HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # those of other names are called by them
+NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # weights of filters; visible on light and on dark
+NUMBERS, LAYERS = 12000, 16  # precisions on a page at most; with more layers than this, each shows fewer pictures
+MEASURED = {"training": "training ", "held out": "held-out "}  # samples; other data have no name
+HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # others keep their own names
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
 
 
 def html(contents: Mapping[str, Any]) -> str:
-    """The page. What ``contents`` does not hold is said to be missing, with what to do about it."""
+    """The page. If ``contents`` lacks something, the page says so and what to do about it."""
     return rendered("report.html.jinja", view(finite(contents)))
 
 
 def rendered(template: str, shown: Mapping[str, Any]) -> str:
-    """A template filled with what it shows; words are escaped."""
+    """A template filled with ``shown``; text is escaped."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -84,7 +84,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number to so many figures, with a true minus and powers of ten; a dash where there is none. Words stay as they are."""
+    """A number to ``digits`` figures, with a true minus and powers of ten; None is a dash. Text stays as it is."""
     if value is None:
         return "–"
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float)):
@@ -100,7 +100,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as per cent, to one decimal; "< 0.1 %" where that would hide it; a dash where there is none."""
+    """A share as per cent, to one decimal; "< 0.1 %" if it would round to 0; None is a dash."""
     if value is None:
         return "–"
     return "< 0.1\u202f%" if 0 < value < 0.0005 else f"{100 * value:.1f}\u202f%"
@@ -114,7 +114,7 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     per_sample = (
         evidence["log_evidence"] / samples if evidence.get("log_evidence") is not None and samples else row.get("evidence")
     )
-    tested = row.get("accuracy") is not None  # rows of results are of held-out samples
+    tested = row.get("accuracy") is not None  # a row of results is about held-out samples
     accuracy, error = (
         (row["accuracy"] / 100, row.get("calibration_error")) if tested else map(calibration.get, ("accuracy", "error"))
     )
@@ -154,7 +154,7 @@ def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def bounded(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A history with fewer lines, the more numbers each of them has: a page of any network stays below 2 MB."""
+    """A history with fewer lines if its lines hold many numbers: the page of any network stays below 2 MB."""
     widest = max((len(line.get("precision") or {}) for line in history), default=0)
     return thinned(history, max(2, min(LINES, NUMBERS // max(widest, 1))))
 
@@ -165,7 +165,7 @@ def curves(
     samples: int | None,
     schedule: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Evidence, its two parts, the loss, free shares by layer, effective parameters by path: over epochs."""
+    """Charts over epochs: evidence, its two parts, the loss, free shares by layer, effective parameters by path."""
     steps = [line for line in history if "log_evidence" in line]
     frame = _frame(history, steps, schedule)
     per, unit = (samples, "nats per sample") if samples else (1, "nats")
@@ -244,14 +244,14 @@ def range_charts(history: Sequence[Mapping[str, Any]], schedule: Mapping[str, An
 
 
 def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The path of a relaxed layer to which a precision belongs, if to any."""
+    """The path of a relaxed layer that owns a precision, if any."""
     return next((p for p in symmetry if is_under(name, f"{p['layer']}.{p['path']}".lstrip("."))), None)
 
 
 def precisions(
     history: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """A chart of prior precisions for each relaxed layer, and one for what lies outside, all on the same axes."""
+    """A chart of prior precisions for each relaxed layer, and one for all other parameters, on the same axes."""
     steps = [line for line in history if line.get("precision")]
     every = [value for line in steps for value in line["precision"].values() if value]
     if not every:
@@ -277,7 +277,7 @@ def precisions(
 
 
 def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By layer, the pictures of each part of each path, as data URIs."""
+    """The pictures of each part of each path, by layer, as data URIs."""
     kinds = {(path["layer"], path["path"]): path for path in symmetry}
     found: dict[str, dict[str, Any]] = {}
     numbers = {layer: number for number, layer in enumerate(by_layer(symmetry), 1)}
@@ -300,7 +300,7 @@ def filter_rows(filters: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping
 
 
 def png(levels: Sequence[Sequence[int]]) -> str:
-    """Levels from -127 to 127 as a data URI: blue to orange, clearer the nearer to 0 (by the square root), on any background.
+    """Levels from -127 to 127 as a data URI: blue to orange, more transparent near 0 (by the square root), for any background.
 
     A palette of 61 colours keeps a picture at a few hundred bytes.
     """
@@ -338,7 +338,7 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The alternatives, the best first, with how far behind they are, in nats, as odds and in words."""
+    """The alternatives, the best first, and how far behind they are: in nats, as odds, in words."""
     ordered = sorted(rows, key=lambda row: math.inf if row["log_evidence"] is None else -row["log_evidence"])
     best = ordered[0]["log_evidence"] if ordered else None
     found = []

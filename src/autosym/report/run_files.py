@@ -1,4 +1,4 @@
-"""A run from its files: what they say of it, which runs can be compared, and what is wrong with files that are broken."""
+"""Reads the files of a run, decides which runs can be compared, and says what is wrong with a broken file."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,37 +17,37 @@ from autosym.linear.groups import GROUPS, nested
 from autosym.linear.path import NOTHING, Kept
 from autosym.report.findings import finite, ranked, thinned
 
-PATH = {field.name for field in fields(PathShare) if field.default is MISSING}  # what has always been known of one
+PATH = {field.name for field in fields(PathShare) if field.default is MISSING}  # keys that every version has written
 
 
 def load(run: File) -> dict[str, Any]:
-    """What the files of a run say: result.json, with report.json and history.jsonl where they are; or one file of results."""
+    """What the files of a run say: result.json, with report.json and history.jsonl if they exist; or one file of results."""
     folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist: name the folder of a run (by `autosym run NAME`), or its result.json")
     result = read(file)
     if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
-        several = " It is the summary of several runs, which `autosym table` shows." if _key(result, "rows") else ""
+        several = " It is the summary of several runs: `autosym table` shows it." if _key(result, "rows") else ""
         raise ValueError(
-            f"{file} is not the result of a run: it has no list of symmetry.{several} Make one by `autosym run NAME`"
+            f"{file} is not the result of a run: it has no list `symmetry`.{several} Make one by `autosym run NAME`"
         )
     unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
     if unknown:
-        raise ValueError(f"{file} is of another version: a path of its symmetry lacks some of {', '.join(sorted(PATH))}")
+        raise ValueError(f"{file} is of another version: a path in its symmetry lacks some of {', '.join(sorted(PATH))}")
     more: Any = {}
     if run.is_dir() and (folder / "report.json").exists():
         more = read(folder / "report.json")
     elif run.is_dir() and (folder / "history.jsonl").exists():
         more = {"history": _read_lines(folder / "history.jsonl")}
     if not isinstance(more, dict):
-        raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run it again")
+        raise ValueError(f"{folder / 'report.json'} is not what a run writes: delete it, or run again")
     with of_this_version(run):
         paths, history = [_as_written_now(path) for path in result["symmetry"]], thinned(more.get("history") or [])
         return finite({"title": _named(result) or str(run), **more, **result, "symmetry": paths, "history": history})
 
 
 def _as_written_now(path: Mapping[str, Any]) -> dict[str, Any]:
-    """A path of an older file, which does not say what it keeps: its name tells."""
+    """A path in the format of today: an older file does not say what a path keeps, but its name tells."""
     if "keeps" in path:
         return dict(path)
     name, group = path["path"], path["path"].removeprefix("gconv:")
@@ -69,7 +69,7 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
     for name, found in loaded.items():
         with of_this_version(File(name)):
             if not all(found.get(key) for key in ("evidence", "samples", "fingerprint", "likelihood")):
-                raise LookupError("it does not say its evidence, or of which data")
+                raise LookupError("it does not say its evidence, or not on which data")
             sums[name] = torch.tensor(found["fingerprint"], dtype=torch.float64).reshape(5)
             kinds[name] = (found.get("schedule") or {}).get("step"), found["evidence"].get("bound_of")
             title = f"{_named(found) or found['title']} ({name})"
@@ -81,8 +81,8 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
         ):
             what = "; ".join(f"{n}: {loaded[n]['samples']} samples, {loaded[n]['likelihood']}" for n in (first, name))
             raise ValueError(
-                "evidence can be compared only on the same data, with the same images, sizes and labels, by one likelihood, which these "
-                f"are not: {what}"
+                "evidence can be compared only on the same data (images, sizes, labels) and with the same likelihood, but these differ: "
+                f"{what}"
             )
     return ranked(
         [row | {"warnings": list(_unlike(kinds[name], kinds.values()))} for name, row in zip(loaded, rows, strict=True)]
@@ -90,12 +90,12 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
 
 
 def _unlike(own: tuple[Any, Any], kinds: Iterable[tuple[Any, Any]]) -> Iterator[str]:
-    """What sets the evidence of a run apart from that of others: how precisions were learned, and what it is a bound of."""
+    """How the evidence of a run differs from other runs: precisions not learned, or a bound."""
     steps, bounds = (set(values) for values in zip(*kinds, strict=True))
     if own[0] == "none" and len(steps) > 1:
-        yield "its precisions were not learned, those of others were: it may be its prior that is compared"
+        yield "its precisions were not learned, but other models learned theirs: its prior may decide the comparison"
     if own[1] and len(bounds) > 1:
-        yield f"its value is a lower bound of {own[1]}, that of others is an estimate"
+        yield f"its value is a lower bound of {own[1]}; other models have an estimate"
 
 
 def _key(value: Any, key: str) -> bool:
@@ -104,7 +104,7 @@ def _key(value: Any, key: str) -> bool:
 
 @contextmanager
 def of_this_version(file: File) -> Iterator[None]:
-    """Whatever is amiss with what a file of a run says becomes a ValueError that names the file."""
+    """Any error in the contents of a file becomes a ValueError that names the file."""
     try:
         yield
     except (ImportError, OSError):
@@ -114,7 +114,7 @@ def of_this_version(file: File) -> Iterator[None]:
 
 
 def read(file: File) -> Any:
-    """What a JSON file holds; a ValueError that names it where it holds none."""
+    """The contents of a JSON file; if it is not JSON, a ValueError names the file."""
     try:
         return json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
@@ -127,5 +127,5 @@ def _read_lines(file: File) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON lines ({error}): it may have been cut off; run it again") from error
     if not all(isinstance(line, dict) and isinstance(line.get("epoch"), int) for line in lines):
-        raise ValueError(f"{file} is not a history, whose every line is of an epoch: run it again")
+        raise ValueError(f"{file} is not a history: every line must have an epoch; run it again")
     return lines

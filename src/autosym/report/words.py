@@ -1,4 +1,4 @@
-"""Verdicts in words: one sentence for the network, a predicate for each layer, and what a difference of evidence means."""
+"""Verdicts in words: one sentence for the network, a predicate for each layer, and the strength of a difference in evidence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from autosym.evidence.shares import WHOLE
 from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Verdict
 from autosym.linear.path import Kept
 
-APPROXIMATE = "change along held-out trajectories, or have no evidence without those that do"  # of conserved quantities
+APPROXIMATE = "change along held-out trajectories, or have no evidence without others that do"  # about conserved quantities
 RULE = (
     "A layer counts as symmetric when its free paths (or, in a group network, its plain convolutions) hold less than "
     f"{100 * STRICT:g}\u202f% of its effective parameters, and as nearly so below {100 * NEARLY:g}\u202f%."
@@ -27,7 +27,7 @@ def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
     if all(layer.verdict == "free" for layer in found.layers):
         return "No layer had a choice: none of them has a symmetric path."
     if not found.learned:
-        return "Symmetry was not learned: prior precisions were held fixed, so shares say little of what the data want."
+        return "Symmetry was not learned: prior precisions were held fixed, so shares say little about what the data want."
     clauses: dict[tuple[str, ...], list[LayerVerdict]] = {}
     for layer in found.layers:
         nested = (_nested(layer), *layer.breaks) if layer.breaks else ()
@@ -38,7 +38,7 @@ def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
 
 
 def predicate(some: Sequence[LayerVerdict]) -> str:
-    """What can be said of layers with one verdict and one symmetry, to follow their numbers."""
+    """The verdict on layers that share verdict and symmetry, to be read after their numbers."""
     first, many = some[0], len(some) > 1
     symmetry = _symmetry(first)
     are, have, its = ("are", "have", "their") if many else ("is", "has", "its")
@@ -63,7 +63,7 @@ def predicate(some: Sequence[LayerVerdict]) -> str:
         case "unused":
             return f"{have} less than one effective parameter, too little to judge by"
         case "unknown":
-            return f"{have} a frozen or unused path, of which the evidence says nothing"
+            return f"{have} a frozen or unused path: the evidence says nothing about it"
         case "fixed":
             return f"{are} {symmetry} by construction"
         case "free":
@@ -71,7 +71,7 @@ def predicate(some: Sequence[LayerVerdict]) -> str:
 
 
 def _symmetry(layer: LayerVerdict) -> str:
-    """What a layer keeps, and up to what."""
+    """The symmetry that a layer keeps, and how exactly."""
     return f"{_kept(layer.keeps)}{_up_to(layer.up_to)}"
 
 
@@ -82,7 +82,7 @@ def _kept(kept: Kept) -> str:
 
 
 def _used(layer: LayerVerdict) -> str:
-    """What the free paths of a layer make use of."""
+    """What the free paths of a layer use."""
     of_shifts = (layer.keeps.equivariant or layer.keeps.invariant) and not layer.keeps.groups
     return "position" if of_shifts else "what breaks the symmetry"
 
@@ -106,11 +106,11 @@ def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
 
 
 def whole(broken: Mapping[str, float]) -> str:
-    """How much of all relaxed layers is free, and breaks the groups they could be equivariant to."""
+    """The share of all relaxed layers that is free, and the shares that break each group."""
     said = [f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
     if not said:
         return ""
-    rule = f"where the symmetry was planted, in networks of nets.build, as a rule less than {100 * WHOLE:.0f} %"
+    rule = f"on data with a planted symmetry, networks of nets.build usually have less than {100 * WHOLE:.0f} %"
     return f"Of all effective parameters {', '.join(said)}; {rule}."
 
 
@@ -136,7 +136,7 @@ def strength(nats: float) -> str:
 
 
 def odds(nats: float) -> str:
-    """e^nats : 1, as many figures as it deserves."""
+    """e^nats : 1, to three figures; beyond a million as a power of ten."""
     if nats < math.log(1e6):
         return f"{math.exp(nats):.3g} : 1"
     return f"{power_of_ten(round(nats / math.log(10)))} : 1"

@@ -1,4 +1,4 @@
-"""A report as one HTML file: of a fit, or of a run from its files."""
+"""Writes a report as one HTML file: from a fit, or from the files of a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path as File
@@ -13,19 +13,19 @@ from autosym.training.fitted import Fit
 def write(fit: Fit, path: str | File, data: Data | None = None, **options: Any) -> File:
     """Write what was learned as one HTML file that opens anywhere; needs the extra ``report`` (jinja2).
 
-    ``data`` are labelled samples, best held out: on them equivariance and calibration are measured. ``options`` are those of
+    ``data`` are labelled samples, best held out: they serve to measure equivariance and calibration. ``options`` go to
     ``findings.contents``: ``compare`` (the evidence of alternatives), ``groups``, ``title``.
     """
     return write_page(findings.contents(fit, data, **options), File(path))
 
 
 def write_page(contents: Mapping[str, Any], path: File) -> File:
-    """The page of ``contents``, whole or not at all, as the file ``path`` or as report.html in that folder."""
+    """Write the page of ``contents`` to the file ``path``, or to report.html if ``path`` is a folder."""
     return write_text(page.html(contents), path)
 
 
 def write_text(text: str, path: File) -> File:
-    """A page, whole or not at all, as the file ``path`` or as report.html in that folder."""
+    """Write a page, whole or not at all, to the file ``path``, or to report.html if ``path`` is a folder."""
     path = path / "report.html" if path.is_dir() else path
     if processes.first():
         files.write(path, text)
@@ -33,7 +33,7 @@ def write_text(text: str, path: File) -> File:
 
 
 def write_run(run: File, path: File | None = None, compare: Sequence[File] = ()) -> File:
-    """The page of a run from its files, at ``path`` or beside them, with the evidence of other runs beside its own."""
+    """Write the page of a run from its files, to ``path`` or beside them; ``compare`` adds the evidence of other runs."""
     contents = run_files.load(run)
     if compare:
         contents["compare"] = run_files.compare_runs(run, compare)
@@ -42,7 +42,7 @@ def write_run(run: File, path: File | None = None, compare: Sequence[File] = ())
 
 
 def try_write_run(run: File) -> str:
-    """Write the page of a run beside its files if jinja2 is there; says what became of it."""
+    """Write the page of a run beside its files if jinja2 is installed; returns a line that says where, or why not."""
     try:
         return f"Report: {write_run(run)}"
     except ImportError as error:

@@ -1,4 +1,4 @@
-// Numbers under the pointer, or by the arrow keys: read from the table of each chart, so the page says the same without this.
+// Shows the numbers under the pointer or by the arrow keys. They come from the table of each chart, so the page is complete without it.
 for (const figure of document.querySelectorAll("figure[data-curve]")) {
   const chart = figure.querySelector(".chart"), cursor = figure.querySelector(".cursor"), tip = figure.querySelector(".tip");
   const names = [...figure.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
