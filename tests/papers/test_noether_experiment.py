@@ -271,7 +271,7 @@ def test_noether_of_a_file(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ([], "name one file"),
+        ([], "name either a file"),
         (["--demo", "lorenz"], "oscillator"),
         (["missing.npz"], "does not exist"),
         (["text.npz"], "not an .npz of arrays"),
