@@ -1,9 +1,9 @@
 """Learning a network's last layer by its variational evidence (Learning Invariant Weights, Eq. 10).
 
-phi is everything before the last layer: random Fourier features, or a hidden layer that is a point estimate inside of the bound. Where it
-averages over transformations (``nn.symmetrised``) their widths are learned with all else, by the bound.
+phi is everything before the last layer: random Fourier features, or a hidden layer whose weights are a point estimate inside the bound.
+If phi averages over transformations (``nn.symmetrised``), the bound learns their widths too.
 
-q takes natural-gradient steps (``Natural``), for which hundreds do what takes Adam many thousands; all else takes steps by Adam.
+q takes natural-gradient steps (``Natural``): hundreds of them do what takes Adam many thousands. Everything else takes steps by Adam.
 """
 
 import copy
@@ -32,17 +32,17 @@ from autosym.papers.features import ReluFeatures as ReluFeatures
 from autosym.runtime.batching import Data, Stream, batches, check_loader, check_repeatable, size_of, to_model
 from autosym.runtime.graphs import Adam, Captured
 
-DRAWS = 8  # of noise for each sample, at no cost beside that of its features
-FIRST = 10  # steps in which H is gathered before anything moves
-REFRESH = 0.2  # part of H that is new at a factorisation
-POLISH = 20  # passes at the end,
-KEPT = 2**28  # numbers for features that are computed once for all of them
-SETTLED = 2.0  # epochs before widths move beside weights: at a q that is still wild their slope leads astray
+DRAWS = 8  # of noise for each sample; they cost next to nothing compared with its features
+FIRST = 10  # steps that only gather H, before anything moves
+REFRESH = 0.2  # H is factorised again once this part of it is new
+POLISH = 20  # passes over all data at the end
+KEPT = 2**28  # features of at most this many numbers are computed once for all these passes
+SETTLED = 2.0  # epochs before widths move, if weights are trained too: while q is far off, the slope of widths misleads
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Features and last layer after training, the history of the run, and the bound at the end; a point estimate has none."""
+    """Features and last layer after training, the history of the run, and the bound at the end (None for a point estimate)."""
 
     features: nn.Module
     head: LastLayer
@@ -74,15 +74,20 @@ def learn(
     seed: int = 0,
     log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Fitted:
-    """The ELBO by natural gradients of q, and by Adam of what is trainable in ``features`` and of widths.
+    """Maximise the ELBO: natural gradients for q, Adam for widths and for the trainable weights of ``features``.
 
-    Rates fall as a cosine; that of weights is sin^2(pi t^2) at a part t of the run, largest at 0.7. They are a point estimate, free of
-    charge: once they fit the data alone, the bound asks for no more invariance. So widths are learned first, at features as they start.
-    ``features`` gives (B, M); draws of transformations are new at every step. ``lr`` and ``range_lr`` are Adam's rates: of weights at every
-    step, of widths twice in an epoch, by the slope since q has followed the last one (at a q of other widths the slope leads back to
-    those). ``rate`` is that of q, which follows over 1 / ``rate`` epochs, and takes some passes over all data to its optimum at the end.
-    ``point_estimate`` leaves out the variance of q and the KL: the training loss alone, by Adam (Fig. 5). On a GPU steps are recorded as
-    CUDA graphs, unless ``capture`` is False, and with ``tensor_cores`` features are products in TF32 until the passes at the end.
+    ``features`` gives ``(B, M)``; draws of transformations are new at every step.
+
+    Rates fall as a cosine, except the rate of weights: sin^2(pi t^2) at a part t of the run, largest at t = 0.7. Weights are a point
+    estimate, so the bound does not charge for them: once they fit the data alone, it asks for no more invariance. Widths are therefore
+    learned first, while features are still near their start.
+
+    ``lr`` is Adam's rate for weights, which move at every step. ``range_lr`` is Adam's rate for widths, which move twice an epoch. Their
+    slope is gathered only after q has followed the last move: if q still fits the old widths, the slope leads back to them.
+    ``rate`` is the rate of q, which follows over 1 / ``rate`` epochs. Some passes over all data take q to its optimum at the end.
+
+    ``point_estimate`` leaves out the variance of q and the KL: Adam on the training loss alone (Fig. 5). On a GPU steps are recorded as
+    CUDA graphs, unless ``capture`` is False. With ``tensor_cores``, products in features are in TF32 until the passes at the end.
     """
     check_repeatable(data)
     check_loader(data)
@@ -110,9 +115,9 @@ def learn(
 
 
 class _Course:
-    """Where a run is (``position``, in epochs), and what follows from it: rates, new draws, and when q and widths are looked after.
+    """The ``position`` of a run (in epochs), and what depends on it: rates, new draws, and when to refresh q and move widths.
 
-    ``rates`` are the largest of weights, of widths and of q.
+    ``rates`` are the largest rates: of weights, of widths, and of q.
     """
 
     def __init__(self, steps: "_Steps", step: Captured, epochs: int, rates: tuple[float, float, float], seed: int):
@@ -122,7 +127,7 @@ class _Course:
         self.done, self.position, self.new = 0, 0.0, REFRESH
 
     def take(self, x: Tensor, y: Tensor, end: float) -> None:
-        """A step on a batch, at whose end the run is at ``end``, and what is due after it."""
+        """A step on a batch, then whatever is due after it; ``end`` is the position of the run after the batch."""
         for place, part in enumerate(self.parts):
             part.redraw((self.seed * 1_000_003 + self.done) * 1_003 + place)
         gathered = self.done >= FIRST or self.position >= self.epochs / 4
@@ -137,13 +142,13 @@ class _Course:
             self.new = 0.0
         before, self.position = self.position, end
         settled = gathered and (natural is None or not self.steps.trained or before >= min(SETTLED, self.epochs / 4))
-        if settled and int(2 * end) > int(2 * before):  # every half of an epoch,
+        if settled and int(2 * end) > int(2 * before):  # every half epoch, widths move
             self.steps.move_widths()
-        elif int(4 * end) > int(4 * before):  # by the slope of its second half
+        elif int(4 * end) > int(4 * before):  # by the slope of the second half of that time
             self.steps.forget_slope()
 
     def line(self, epoch: int) -> dict[str, Any]:
-        """What a history says of an epoch."""
+        """The line of the history for an epoch."""
         bound = self.steps.take_bound()
         if not math.isfinite(bound):
             raise ValueError(f"the bound is {bound} in epoch {epoch}: lower lr (now {self.rates[0]}), or rescale the inputs")
@@ -151,19 +156,19 @@ class _Course:
         return {"epoch": epoch, "bound": bound, "ranges": ranges}
 
     def _set_rates(self, samples: int, gathered: bool) -> float:
-        """The rates of a step on so many samples; returns that of q."""
+        """Set the rates of a step on so many samples; returns the rate of q."""
         lr, range_lr, rate = self.rates
         past = min(self.position / self.epochs, 1.0)
         falling = 0.5 * (1 + math.cos(math.pi * past)) if gathered else 0.0
         late = falling if self.steps.natural is None else gathered * math.sin(math.pi * past**2) ** 2
         quick = max(falling, late) if self.steps.trained else falling  # q follows as long as weights move
-        followed = quick * min(rate * samples / self.steps.count, 0.2)  # more would throw q about by single samples
+        followed = quick * min(rate * samples / self.steps.count, 0.2)  # at larger rates single samples would throw q about
         self.steps.set_rates(lr * late, range_lr * falling, followed, 1 / (self.done + 1))
         return followed
 
 
 class _Steps:
-    """One step of all that is learned, on a batch: natural gradients of q, where it is one, and Adam for the rest."""
+    """One step on a batch of everything learned: natural gradients for q (none for a point estimate), Adam for the rest."""
 
     def __init__(
         self, features: nn.Module, head: LastLayer, likelihood: Likelihood, count: int, point_estimate: bool, fast: bool
@@ -180,7 +185,7 @@ class _Steps:
         self.sum = torch.zeros((), dtype=torch.float64, device=head.mean.device)
 
     def set_rates(self, lr: float, range_lr: float, rate: float, least: float) -> None:
-        """Of the steps that follow; H forgets no slower than by ``least``."""
+        """Set the rates of the next steps; H forgets at a rate of at least ``least``."""
         self.weights.rate.fill_(lr)
         self.widths.rate.fill_(range_lr)
         if self.natural is not None:
@@ -208,12 +213,12 @@ class _Steps:
         self.sum.add_(fit.detach())
 
     def forget_slope(self) -> None:
-        """Of widths, so far."""
+        """Drop the slope of widths gathered so far."""
         for sum_ in self.slope:
             sum_.zero_()
 
     def move_widths(self) -> None:
-        """A step of the widths by their slope, which starts anew."""
+        """Move the widths by their slope, then gather it anew."""
         self.widths.step(self.slope, 0.3, 0.2)  # a few steps of a slope with little noise, which falls as widths grow
         self.forget_slope()
         for part in symmetrised.transformations(self.features).values():
@@ -234,7 +239,7 @@ class _Steps:
         return fit, slope.T @ phi, weighted.mT @ weighted, squares.detach().to(mean.dtype), variance.detach(), gradients
 
     def take_bound(self) -> float:
-        """The bound over an epoch, as it was while q moved; of a point estimate the log-likelihood."""
+        """The bound over an epoch, measured while q moved; for a point estimate, the log-likelihood."""
         with torch.no_grad():
             found = float(self.sum) - (0.0 if self.natural is None else float(self.head.kl()))
         self.sum.zero_()
@@ -242,7 +247,7 @@ class _Steps:
 
     @torch.no_grad()
     def polish(self, natural: Natural, stream: Stream, generator: torch.Generator) -> None:
-        """q towards its optimum for features that no longer change: steps on all data, ever shorter, which averages out their noise."""
+        """Move q to its optimum for features that no longer change: ever shorter steps on all data, which average out the noise."""
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for x, y in batches(stream.data, 1000):
@@ -267,7 +272,7 @@ class _Steps:
 
 
 def _head(features: nn.Module, example: Tensor, outputs: int, precision: float) -> LastLayer:
-    """A last layer as wide as the features, where they are."""
+    """A last layer as wide as the features, on their device and in their precision."""
     like = next((t for t in (*features.parameters(), *features.buffers()) if t.is_floating_point()), torch.zeros(()))
     with torch.no_grad():
         phi = features(example.to(like))

@@ -1,4 +1,4 @@
-"""Pictures of learned ranges: their path over training, and filters moved from end to end of them (Figs. 2 to 6 of the paper)."""
+"""Pictures of learned ranges: how they change over training, and filters moved across each range (Figs. 2 to 6 of the paper)."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,9 @@ def unpacked(bank: Mapping[str, Any]) -> list[np.ndarray]:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """A column for each task, a row for each unit: ranges over training, dashed for a point estimate; below, the run with the most
-    filter banks. Those of point estimates are left out: their ranges are next to nothing.
+    """Ranges over training, with a column for each task and a row for each unit; point estimates are dashed.
+
+    Below are the filter banks of the run that has most of them. Point estimates are left out there: their ranges are nearly zero.
     """
     tasks = list(dict.fromkeys(result["config"]["task"] for result in results))
     shown = {task: [r for r in results if r["config"]["task"] == task] for task in tasks}
@@ -55,13 +56,13 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 
 def _unit(key: str) -> str:
-    """Of "rotation (degrees)" the degrees."""
+    """The unit in a key: "degrees" in "rotation (degrees)"."""
     return key.rpartition("(")[2].rstrip(")")
 
 
 def _draw_ranges(axis: Any, several: Sequence[Result], names: Sequence[tuple[str, str]]) -> None:
-    """The paths of the ranges of one unit, of all runs of a task."""
-    one = len({key for _, key in names}) == 1  # range: the model is its name
+    """Ranges of one unit over training, for all runs of a task."""
+    one = len({key for _, key in names}) == 1  # range only: the name of the model is label enough
     for result in several:
         style, lines = "--" if _is_point(result) else "-", result["history"]
         for index, (model, key) in enumerate(names):
@@ -81,7 +82,7 @@ def _banks(result: Result) -> Sequence[Mapping[str, Any]]:
 
 
 def _draw_banks(axes: Any, result: Result) -> None:
-    """The strongest filter of a run, moved from end to end of each range: a row for each."""
+    """The strongest filter of a run, moved from end to end of a range: one row for each range."""
     for axis in axes.flat:
         axis.set_axis_off()
     for row, bank in zip(axes, _banks(result), strict=False):
