@@ -1,4 +1,4 @@
-"""More of the matrix normal posterior of Noether's razor, which the runs here do without: local noise, equal modes, the noise's update."""
+"""Parts of Noether's razor that the runs here do not use: local sampling, equal modes, and the update of the noise variance."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +16,10 @@ from autosym.linear.path import Path
 
 @contextmanager
 def local(posterior: Posterior, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Local sampling: paths add noise of their own to every sample's output, y = M x + |L_A x| L_S e; yields the means to call with.
+    """y = M x + |L_A x| L_S e: local sampling, where paths add separate noise to the output of every sample.
 
-    The same in distribution for each sample by itself, with less noise in gradients. It needs paths at one position (S = 1): positions
-    that share a weight share its noise.
+    Yields the means: call the model with them. Each sample by itself has the same distribution as with sampled weights, and gradients
+    have less noise. Paths must have one position (S = 1), because positions that share a weight also share its noise.
     """
     modules = dict(model.named_modules())
     hooks = []
@@ -27,7 +27,7 @@ def local(posterior: Posterior, model: nn.Module) -> Iterator[dict[str, Tensor]]
         module = modules[name.rpartition(".")[0]]
         if not isinstance(module, Path):
             raise ValueError(
-                f"{name}: local sampling is for autosym's paths; sample weights of {type(module).__name__} instead"
+                f"{name}: local sampling works only for autosym's paths; for {type(module).__name__}, sample weights instead"
             )
         assert isinstance(part, MatrixNormal)
         hooks.append(module.register_forward_hook(_noise(name, part)))
@@ -54,9 +54,9 @@ def _noise(name: str, part: MatrixNormal) -> Callable:
 
 
 def with_permutations(evidence: Evidence, hidden: Sequence[int]) -> Evidence:
-    """The bound with log n! for each of ``hidden``, numbers of units that can be permuted without changing the network.
+    """The bound plus log n! for each n in ``hidden``: numbers of units that can be permuted without changing the network.
 
-    q sits at one of n! equal modes for each of them. It assumes that the modes do not overlap.
+    For each n, q covers one of n! equal modes. The result assumes that the modes do not overlap.
     """
     copies = sum(math.lgamma(n + 1) for n in hidden)
     bound = f"{evidence.bound_of}, if modes that differ by permutations do not overlap"
@@ -65,6 +65,6 @@ def with_permutations(evidence: Evidence, hidden: Sequence[int]) -> Evidence:
 
 @torch.no_grad()
 def update_variance(likelihood: Gaussian, mean_square_error: float | Tensor, rate: float = 1.0) -> None:
-    """sigma^2 <- E_q of the mean squared error, the best for this q, by a moving average."""
+    """sigma^2 <- (1 - rate) sigma^2 + rate E_q[mean squared error]: a moving average towards the best value for this q."""
     error = torch.as_tensor(mean_square_error).to(likelihood.log_variance)
     likelihood.log_variance.copy_(((1 - rate) * likelihood.log_variance.exp() + rate * error).log())

@@ -28,17 +28,17 @@ METHODS: dict[str, Step] = {"map": "none", "evidence": "mackay"}
 
 
 def check_results(rows: Sequence[Mapping[str, Any]], folder: Path, table: str) -> None:
-    """Refuse a table without any result of ours: it would be dashes beside the paper's numbers."""
+    """Refuse a table without any result of ours: it would show only dashes beside the paper's numbers."""
     if all(row.get(key) is None for row in rows for key in ("accuracy", "negative_elbo")):
         raise FileNotFoundError(
-            f"{folder.resolve() / table} holds no result of this table: a checkout of the repository has them in results/, the installed "
-            f"package has none; name that folder by --results FOLDER, or make some by `autosym run {table} --all`"
+            f"{folder.resolve() / table} holds no result of this table: a checkout of the repository has them in results/, but the "
+            f"installed package does not; pass that folder by --results FOLDER, or make results by `autosym run {table} --all`"
         )
 
 
 @dataclass(frozen=True)
 class Run:
-    """What every run says of itself. An experiment adds what else it varies."""
+    """The settings that every run has. An experiment adds the others that it varies."""
 
     task: str
     model: str
@@ -66,10 +66,10 @@ def train_and_measure(
     augment: Augment | None = None,
     memory: float | None = None,
 ) -> dict[str, Any]:
-    """Fit a network made after seeding, in the precision of the inputs; on a CPU with one thread: the number of cores changes nothing.
+    """Seed, build a network in the precision of the inputs, fit it, and measure it.
 
-    ``run`` is written beside the result. ``out`` is the folder of the run's history, checkpoint, and report.json: what a report needs
-    beyond the result.
+    A CPU uses one thread, so that results do not depend on the number of cores. ``run`` is written beside the result. ``out`` is the
+    folder for the history, the checkpoint and report.json, which holds what a report needs beyond the result.
     """
     seen = [time.perf_counter()]  # when the last epoch ended
     with one_thread(device == "cpu"):
@@ -105,7 +105,7 @@ def train_and_measure(
 
 
 def fit_in(out: Path | None, net: nn.Module, train: Data, schedule: Schedule, seed: int, resume: bool, **options: Any) -> Fit:
-    """``fit``, with its history and checkpoint in the folder ``out``; what an earlier run left there is removed, unless it is resumed."""
+    """``fit``, with its history and checkpoint in the folder ``out``. Removes results of an earlier run, unless it is resumed."""
     kept: dict[str, Any] = {}
     if out is not None:
         if not (resume and (out / CHECKPOINT).exists()):
@@ -123,24 +123,24 @@ def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def cell_of(run: Any) -> dict[str, str]:
-    """What a row of a result begins with."""
+    """The first entries of a row of results."""
     return {"task": run.task, "model": run.model, "method": run.method}
 
 
 def in_percent(found: Scores) -> dict[str, float]:
-    """Scores as rows of results have them."""
+    """Scores as in rows of results: accuracy and its standard error in percent."""
     return asdict(found) | {"accuracy": 100 * found.accuracy, "standard_error": 100 * found.standard_error}
 
 
 def _command(run: Run) -> str:
-    """What repeats a run with the experiment's other settings, which stand beside it."""
+    """The command that repeats a run; the experiment's other settings are written beside it."""
     samples = getattr(run, "samples", None)
     part = "" if samples is None else f" --samples {samples}"
     return f"autosym run {run.name} --seed {run.seed} --epochs {run.epochs}{part}"
 
 
 def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """The time that epochs with an evidence step took beyond the others, which have but weight steps."""
+    """The extra time of epochs with an evidence step, compared with epochs of weight steps only."""
     times = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise([{"seconds": 0.0}, *history])]
     plain = [t for t, line in zip(times, history, strict=True) if "log_evidence" not in line]
     if not plain:
@@ -149,6 +149,6 @@ def _evidence_seconds(history: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def write(result: Mapping[str, Any], path: Path, indent: int | None = 1) -> None:
-    """A result as JSON, whole or not at all; of several processes the first writes."""
+    """Write a result as JSON, whole or not at all; if there are several processes, only the first writes."""
     if processes.first():
         files.write(path, json.dumps(result, indent=indent, allow_nan=False) + "\n")
