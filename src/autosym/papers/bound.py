@@ -3,8 +3,8 @@
     f(x) = W phi(x),      q(W) = prod_c N(w_c | mu_c, L_c L_c^T),      p(W) = N(0, I / delta)
     ELBO = sum_n E_q log p(y_n | f(x_n)) - KL(q | p)  <=  log p(D)
 
-Under q the outputs of a sample are independent Gaussians with mean mu_c . phi and variance |L_c^T phi|^2, so noise is drawn for outputs
-and not for weights: the same expectation with less noise. For Gaussian noise it is in closed form, and nothing is drawn at all.
+Under q the outputs of a sample are independent Gaussians with mean mu_c . phi and variance |L_c^T phi|^2. So noise is drawn for outputs,
+not for weights: the expectation is the same, with less noise. For a Gaussian likelihood it is in closed form, and nothing is drawn.
 """
 
 import math
@@ -21,7 +21,7 @@ from autosym.runtime.batching import Data
 
 TRUST = 0.2  # log delta moves by at most this at a factorisation
 PARTS = (1 / 64, 1 / 8, 1.0)  # fractions of a step; the longest that gains is taken
-TINY = 1e-20  # smaller variances get no slope: if all features are zero, the root has an infinite one
+TINY = 1e-20  # smaller variances get no slope: at zero (if all features are zero) the slope of the square root is infinite
 
 
 class LastLayer(nn.Module):
@@ -70,7 +70,7 @@ def expected(
     if found is None:
         if noise is None:
             raise ValueError(
-                f"the expectation of a {likelihood.name} likelihood is not in closed form: give noise (K, B, outputs)"
+                f"the expectation of a {likelihood.name} likelihood has no closed form: pass noise (K, B, outputs)"
             )
         f = (mean + variance.clamp_min(TINY).sqrt() * noise).flatten(0, -2)
         draws = f.shape[0] // len(mean)
@@ -110,9 +110,9 @@ class Natural:
         H_c  <- (1 - r) H_c + r N/B sum_b h_bc phi_b phi_b^T                   Sigma_c = (H_c + delta I)^-1
         mu_c <- mu_c + r Sigma_c (N/B sum_b g_bc phi_b - delta mu_c)           delta <- (D M - delta tr Sigma) / |mu|^2
 
-    g and h are the slope and minus the curvature of E_q log p(y | f) in the mean of an output: expectations of those of log p itself
-    (Bonnet, Price), so that h is never negative. ``rate`` is the r of means, ``memory`` that of H. ``gather`` and ``move`` work in place,
-    and may be recorded as a CUDA graph; ``refresh``, which factorises, is called between them.
+    g is the slope of E_q log p(y | f) in the mean of an output, and h is minus its curvature. Both are expectations of derivatives of
+    log p itself (Bonnet, Price), so h is never negative. ``rate`` is r for means, ``memory`` is r for H. ``gather`` and ``move`` work in
+    place and may be recorded as a CUDA graph. ``refresh`` factorises: call it between steps, outside the graph.
     """
 
     def __init__(self, head: LastLayer, likelihood: Likelihood, count: int):
@@ -122,17 +122,18 @@ class Natural:
 
     @torch.no_grad()
     def gather(self, curvature: Tensor, squares: Tensor) -> None:
-        """H towards the ``curvature`` (D, M, M) of all samples; and E_q of the statistic, the squares |y - f|^2 of Gaussian noise."""
+        """Move H towards the ``curvature`` (D, M, M) of all samples, and E_q of the statistic (|y - f|^2 if Gaussian) to ``squares``."""
         self.data.lerp_(curvature, self.memory)
         self.squares.lerp_(squares.to(self.squares), self.memory)
 
     @torch.no_grad()
     def move(self, slope: Tensor, curvature: Tensor, fit: Callable[[Tensor], Tensor] | None = None) -> None:
-        """A step of means by the ``slope`` (D, M) of the log-likelihood of all samples, no further than it gains by.
+        """Move means by the ``slope`` (D, M) of the log-likelihood of all samples, only as far as the bound gains.
 
-        H lags behind features that are trained: where they begin to vary it has nothing yet, and where samples become certain the
-        ``curvature`` (D, M, M) itself vanishes. A whole step would throw q far off, so it ends at the optimum of the quadratic
-        along it, at the most, and at an eighth of that or a 64th if ``fit``, the log-likelihood at other means, falls.
+        A whole step could throw q far off, because H lags behind features that are trained. It is still zero in directions where
+        features begin to vary, and the ``curvature`` (D, M, M) itself vanishes once samples become certain. So a step ends at the
+        optimum of the quadratic along it at the latest. ``fit`` is the log-likelihood at other means: if the step does not gain,
+        an eighth of it is tried, then a 64th; if none gains, means stay.
         """
         root, delta = self.head.root(), self.head.log_precision.exp()
         slope = slope - delta * self.head.mean
@@ -150,7 +151,7 @@ class Natural:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Sigma and delta anew, in float64. Factorised from behind, the root of Sigma is a lower triangle."""
+        """Compute Sigma and delta anew, in float64. Rows and columns are reversed, so that the root of Sigma is a lower triangle."""
         head, eye = self.head, torch.eye(self.data.shape[1], dtype=torch.float64, device=self.data.device)
         prior = head.log_precision.double().exp() * eye
         for c, own in enumerate(self.data):  # one by one: GPU libraries are slow with a batch of a few large matrices

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class RandomFeatures(nn.Module):
-    """phi(x) = sqrt(2/M) cos(omega x + b) with omega ~ N(0, frequency^2) and b uniform: fixed, and of unit norm on average."""
+    """phi(x) = sqrt(2/M) cos(omega x + b) with omega ~ N(0, frequency^2) and b uniform: fixed, with unit norm on average."""
 
     omega: Tensor
     phase: Tensor
@@ -23,7 +23,7 @@ class RandomFeatures(nn.Module):
 
 
 class ReluFeatures(nn.Module):
-    """phi(x) = sqrt(2/M) max(W x + b, 0), with Xavier's initial weights, which are trained."""
+    """phi(x) = sqrt(2/M) max(W x + b, 0): trained, from Xavier's initial weights."""
 
     def __init__(self, inputs: int, features: int = 1024):
         super().__init__()
