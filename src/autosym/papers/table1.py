@@ -1,4 +1,4 @@
-"""Table 1: digits in one of four quadrants. Which digit? is symmetric under translation; which digit, in which quadrant? is not."""
+"""Table 1: digits in one of four quadrants. The task "digit" is symmetric under translation; "digit+quadrant" is not."""
 
 from autosym.papers.images import Run
 
@@ -16,7 +16,7 @@ CELLS = [
 ]
 RUNS = {run.name: run for run in CELLS}
 
-# Test accuracy as published; evidence is there called differentiable Laplace. The learned network by MAP is not in the paper.
+# Test accuracy as published. The paper calls evidence "differentiable Laplace". It has no MAP result for the learned network.
 PAPER = {
     (task, model, "theta", method): {"accuracy": accuracy}
     for (model, method), accuracies in {

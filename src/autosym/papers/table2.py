@@ -1,4 +1,4 @@
-"""Table 2: CIFAR-10, flipped and cropped. Which networks become convolutional, and how good are they then?"""
+"""Table 2: CIFAR-10, flipped and cropped. Which networks become convolutional, and how accurate are they?"""
 
 from dataclasses import replace
 
@@ -17,14 +17,14 @@ SETTINGS: dict[tuple[str, str], dict] = {
     ("s-conv", "omega"): {"epochs": 100},
     ("s-fc+s-conv", "omega"): {"epochs": 100},
 }
-FEWER = {"table2/fc+conv/map": 40}  # epochs
+FEWER = {"table2/fc+conv/map": 40}  # epochs, instead of those in SETTINGS
 RUNS = {
     run.name: replace(run, epochs=FEWER.get(run.name, run.epochs))
     for (model, prior), settings in SETTINGS.items()
     for run in (Run("cifar-10", model, method, table="table2", prior=prior, **settings) for method in ("map", "evidence"))
 }
 
-# MAP: test NLL, test accuracy; evidence: test NLL, test accuracy, -log evidence per sample. As published.
+# As published. MAP: test NLL, test accuracy; evidence: test NLL, test accuracy, -log evidence per sample.
 _NUMBERS = {
     ("fc", "theta"): (2.423, 64.42, 1.319, 52.36, 1.896),
     ("conv", "theta"): (1.184, 82.81, 0.464, 84.07, 1.022),
