@@ -188,7 +188,7 @@ def test_a_table_outside_of_a_checkout_says_where_it_looked_and_what_to_do(
     out, err = shown(capsys, "table", name, *options, status=1)
     assert out == ""
     assert err.startswith(f"autosym: {tmp_path / 'results' / folder} holds no result of this table: ")
-    assert err.endswith(f"by --results FOLDER, or make some by `autosym run {folder} --all`\n")
+    assert err.endswith(f"by --results FOLDER, or make results by `autosym run {folder} --all`\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -86,7 +86,7 @@ def test_noise_in_outputs_is_noise_in_weights():
 
 
 def test_a_likelihood_without_a_closed_form_needs_noise():
-    with pytest.raises(ValueError, match="give noise"):
+    with pytest.raises(ValueError, match="pass noise"):
         last_layer.expected_log_likelihood(LastLayer(2, 2), torch.ones(1, 2), torch.zeros(1).long(), Categorical())
 
 

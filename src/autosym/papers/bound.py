@@ -112,7 +112,7 @@ class Natural:
 
     g is the slope of E_q log p(y | f) in the mean of an output, and h is minus its curvature. Both are expectations of derivatives of
     log p itself (Bonnet, Price), so h is never negative. ``rate`` is r for means, ``memory`` is r for H. ``gather`` and ``move`` work in
-    place and may be recorded as a CUDA graph. ``refresh`` factorises: call it between steps, outside the graph.
+    place and may be recorded as a CUDA graph. ``refresh`` factorises: call it between them, outside the graph.
     """
 
     def __init__(self, head: LastLayer, likelihood: Likelihood, count: int):
@@ -128,7 +128,7 @@ class Natural:
 
     @torch.no_grad()
     def move(self, slope: Tensor, curvature: Tensor, fit: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Move means by the ``slope`` (D, M) of the log-likelihood of all samples, only as far as the bound gains.
+        """Move means by the ``slope`` (D, M) of the log-likelihood of all samples, only as far as it gains.
 
         A whole step could throw q far off, because H lags behind features that are trained. It is still zero in directions where
         features begin to vary, and the ``curvature`` (D, M, M) itself vanishes once samples become certain. So a step ends at the

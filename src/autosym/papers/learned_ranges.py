@@ -28,7 +28,7 @@ def unpacked(bank: Mapping[str, Any]) -> list[np.ndarray]:
 def draw(results: Sequence[Result], path: Path) -> None:
     """Ranges over training, with a column for each task and a row for each unit; point estimates are dashed.
 
-    Below are the filter banks of the run that has most of them. Point estimates are left out there: their ranges are nearly zero.
+    Below, for each task, are the filter banks of the run with most of them. Point estimates are left out: their ranges are near zero.
     """
     tasks = list(dict.fromkeys(result["config"]["task"] for result in results))
     shown = {task: [r for r in results if r["config"]["task"] == task] for task in tasks}
