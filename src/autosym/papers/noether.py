@@ -266,7 +266,7 @@ def train(
     save: Callable[[int, float], None] | None,
     seconds: float,
 ) -> None:
-    """All epochs from ``first`` on. The loss is looked at, and the state kept, twenty times, and between them every 20 seconds."""
+    """All epochs from ``first`` on. Checks the loss and saves the state twenty times, and in between every 20 seconds."""
     run, start, seen = learner.run, time.perf_counter(), first
     saved = start
     for epoch in range(first, run.epochs):
@@ -287,7 +287,8 @@ def train(
 def measure(learner: Learner, held: Mapping[str, Tensor]) -> dict[str, Any]:
     """The bound with more samples, one-step errors of the mean prediction under q, and the learned quantities.
 
-    Predictions are averaged over samples of the weights. The mean weights miss what a wide q holds in its variance: for one oscillator, all.
+    Predictions are averaged over samples of the weights: the mean weights miss what a wide q holds in its variance
+    (for one oscillator, everything).
     """
     run = learner.run
     with torch.no_grad():
