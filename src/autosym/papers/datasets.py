@@ -362,4 +362,4 @@ def _chunked(transform: Callable[..., Tensor], size: Sequence[int], images: Tens
 
 def _check(images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point() or not images.numel():
-        raise ValueError(f"images are floats (N, C, H, W), not {images.dtype} {tuple(images.shape)}; see data.as_floats")
+        raise ValueError(f"images are floats (N, C, H, W), not {images.dtype} {tuple(images.shape)}; see datasets.as_floats")

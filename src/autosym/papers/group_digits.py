@@ -1,4 +1,4 @@
-"""Table 3 in miniature: which group do the data ask for? Digits are shifted at random, and upright or turned by 90 degrees.
+"""Table 3 in miniature: which group do the data ask for? Digits are shifted at random, upright or turned by multiples of 90 degrees.
 
 The network has a free path, a convolution and a group convolution over C4 in every layer. The position of a digit says nothing
 about its class, so free paths should go. If digits are also turned, filters shared over rotations need fewer parameters.

@@ -37,7 +37,7 @@ Pair = tuple[Tensor, Tensor]
 FEATURES, FREQUENCY, COPIES = 1024, 0.3, 32  # the paper's
 COPIES_LAPLACE = {1: 31, 3: 20}  # by channels, of MNIST and of CIFAR-10
 # The initial prior precision, by channels, is near its learned value. On MNIST, learning it from 1 takes long. On CIFAR-10, |phi|^2 of
-# ReLU is 17 times as large: starting at 0.02, outputs are far too large for epochs, and widths grow until images are unrecognisable.
+# ReLU is 17 times as large: starting at 0.02, outputs are wild for epochs, and widths grow until nothing can be recognised.
 PRECISION = {1: 0.02, 3: 1.0}
 MEMORY = 6.0  # GiB of an evidence step: several runs share a GPU
 

@@ -199,7 +199,7 @@ class Learner(nn.Module):
         loss, _ = self.negative_elbo(x, y, self.run.weights, moves)
         learned = [p for group in self.optimiser.param_groups for p in group["params"]]
         slopes = torch.autograd.grad(loss, learned, allow_unused=True)
-        for p, slope in zip(learned, slopes, strict=True):  # fused Adam wants the strides of p
+        for p, slope in zip(learned, slopes, strict=True):  # fused Adam wants slopes with the strides of p
             p.grad = None if slope is None else slope.contiguous()
         self.optimiser.step()
         self.posterior.update_precisions(0.05)
@@ -287,8 +287,7 @@ def train(
 def measure(learner: Learner, held: Mapping[str, Tensor]) -> dict[str, Any]:
     """The bound with more samples, one-step errors of the mean prediction under q, and the learned quantities.
 
-    Predictions are averaged over samples of the weights: the mean weights miss what a wide q holds in its variance
-    (for one oscillator, everything).
+    Predictions are averaged over sampled weights: mean weights miss what a wide q holds in its variance (for one oscillator, all).
     """
     run = learner.run
     with torch.no_grad():

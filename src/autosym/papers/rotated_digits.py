@@ -77,7 +77,7 @@ def execute(run: Run, progress: bool | str = False, out: Path | None = None, res
 
 
 def run_all(out: Path, epochs: int | None = None, seed: int | None = None, progress: bool = False) -> dict[str, Any]:
-    """All variants, in parallel if there are cores; writes result.json and the files of every run to ``out``."""
+    """All variants, in parallel, at most one per core; writes result.json and the files of every run to ``out``."""
     runs = [replace(run, epochs=epochs or run.epochs, seed=run.seed if seed is None else seed) for run in RUNS.values()]
     with workers(min(len(runs), os.cpu_count() or 1)) as pool:
         results = list(pool.map(partial(_execute, progress), runs, [out / run.task for run in runs]))
