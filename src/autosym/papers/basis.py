@@ -2,8 +2,8 @@
 
     f(x) = w . phi_lambda(x),      phi_lambda(x) = (1 - lambda/2) phi(x) + (lambda/2) phi(-x),      w ~ N(0, v I)
 
-At lambda = 1 every function of the model is even, at 0 it is free. The training error falls with every freedom and chooses the model
-with the most of it; the evidence, in closed form here, chooses the symmetric one. No estimator, no network: the idea alone.
+At lambda = 1 every function of the model is even; at 0 it is free. The training error chooses the most flexible model. The evidence
+chooses the symmetric one. Here it has a closed form: the example shows the idea alone, without network or estimator.
 """
 
 import math
@@ -28,7 +28,7 @@ Criterion = Literal["evidence", "training loss"]
 
 @dataclass(frozen=True)
 class Model:
-    """A family of basis functions, their frequency (the inverse width of bumps) and how even they are."""
+    """A family of basis functions, their frequency (for bumps, the inverse width) and how even they are."""
 
     label: str
     frequency: float
@@ -38,12 +38,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Run:
-    """Twenty noisy values of an even function judge four models; each has ``features`` basis functions."""
+    """Four models, each with ``features`` basis functions, are compared on twenty noisy values of an even function."""
 
     seed: int = 0
     samples: int = 20
     features: int = 300
-    variance: float = 4.0  # of the weights, divided by the number of features in ``phi``
+    variance: float = 4.0  # of the weights; ``basis`` divides by the number of features
     noise: float = 0.05  # variance of the noise
     steps: int = 80  # of gradient ascent for lambda
 
@@ -64,7 +64,7 @@ def target(x: Tensor) -> Tensor:
 
 
 def samples(run: Run) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test pairs: x (N,) uniform on [-3, 3], the test's on a grid; float64."""
+    """Training and test pairs: x (N,) is uniform on [-3, 3] for training and a grid for testing; float64."""
     draw = torch.Generator().manual_seed(run.seed)
     x = 6 * torch.rand(run.samples, generator=draw, dtype=torch.float64) - 3
     noise = math.sqrt(run.noise) * torch.randn(run.samples, generator=draw, dtype=torch.float64)
@@ -73,7 +73,7 @@ def samples(run: Run) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def basis(model: Model, run: Run, x: Tensor) -> Tensor:
-    """phi(x): (N, M), of unit square norm on average: random Fourier features, or bumps on a grid."""
+    """phi(x) of shape (N, M), with unit mean square norm: random Fourier features, or bumps on a grid."""
     if model.family == "rbf":
         centres = torch.linspace(-4, 4, run.features, dtype=x.dtype)
         bumps = torch.exp(-0.5 * (model.frequency * (x[:, None] - centres)).square())
@@ -90,7 +90,7 @@ def symmetric(model: Model, run: Run, x: Tensor, symmetry: Tensor | float) -> Te
 
 
 def judge(model: Model, run: Run) -> dict[str, Any]:
-    """Training and test error of the posterior mean, and the log evidence, of one model."""
+    """Log evidence of one model, and training and test error of its posterior mean."""
     (x, y), (grid, truth) = samples(run)
     phi, phi_test = (symmetric(model, run, t, model.symmetry) for t in (x, grid))
     weights = _mean(phi, y, run)
@@ -106,7 +106,7 @@ def judge(model: Model, run: Run) -> dict[str, Any]:
 
 
 def learn(model: Model, run: Run, criterion: Criterion) -> list[float]:
-    """lambda = sigmoid(r) over ascent of the evidence, or descent of the training loss of the posterior mean, from 1/2."""
+    """lambda = sigmoid(r) at every step, from 1/2, as r maximises the evidence or minimises the posterior mean's training loss."""
     (x, y), _ = samples(run)
     phi, mirrored = basis(model, run, x), basis(model, run, -x)
     raw = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -160,7 +160,7 @@ def demo(out: Path, seed: int = 0) -> dict[str, Any]:
 
 
 def show(result: Mapping[str, Any], out: Path) -> None:
-    """The table in the terminal, what each criterion chooses, and where it was written."""
+    """Print the table, what each criterion chooses, and the files written."""
     rows = [
         (
             r["model"],
@@ -182,7 +182,7 @@ def show(result: Mapping[str, Any], out: Path) -> None:
 
 
 def figure(result: Mapping[str, Any], path: Path) -> None:
-    """What every model predicts, with its errors and evidence; and lambda over the steps by either criterion."""
+    """Every model's prediction, errors and evidence, and lambda over the steps by each criterion."""
     grid = torch.linspace(-3, 3, 301, dtype=torch.float64)
     fig = new_figure(17, 3.4)
     axes = fig.subplots(1, 5)

@@ -1,6 +1,6 @@
 """Data of the experiments: readers of digits, MNIST and CIFAR-10, and the transformed variants of the papers.
 
-The variants are deterministic by seed. Two of them with one seed share their draws: to combine variants, give each its own.
+A seed determines a variant. Two variants with the same seed share their draws: to combine variants, give each its own seed.
 """
 
 import gzip
@@ -42,7 +42,7 @@ CHUNK = 4096  # images transformed at a time, so that temporary memory stays sma
 def digits() -> tuple[Tensor, Tensor]:
     """scikit-learn's 1797 embedded handwritten digits: images (N, 8, 8) in [0, 1] and labels (N,). No download.
 
-    Where scikit-learn is not installed, $AUTOSYM_DIGITS may name an .npz of them (``images``, ``labels``).
+    Without scikit-learn, set $AUTOSYM_DIGITS to an .npz file of them (``images``, ``labels``).
     """
     if "AUTOSYM_DIGITS" in os.environ:
         with np.load(os.environ["AUTOSYM_DIGITS"], allow_pickle=False) as file:
@@ -60,8 +60,8 @@ def digits() -> tuple[Tensor, Tensor]:
 def mnist(folder: str | Path | None = None, download: bool = True) -> Pairs:
     """MNIST, training and test: images (N, 28, 28) in uint8 and labels (N,) in int64, from the official IDX files.
 
-    They are looked for, with or without ``.gz``, in ``folder`` (or $AUTOSYM_DATA, or ~/.cache/autosym), its ``MNIST/raw``
-    and its ``mnist``; what is missing is downloaded to ``MNIST/raw`` and checked by MD5.
+    The files, with or without ``.gz``, may be in ``folder`` (or $AUTOSYM_DATA, or ~/.cache/autosym), its ``MNIST/raw`` or
+    its ``mnist``. Missing files are downloaded to ``MNIST/raw`` and checked by MD5.
     """
 
     def fetch(root: Path, missing: Sequence[str]) -> None:
@@ -76,8 +76,8 @@ def mnist(folder: str | Path | None = None, download: bool = True) -> Pairs:
 def cifar10(folder: str | Path | None = None, download: bool = True) -> Pairs:
     """CIFAR-10, training and test: images (N, 3, 32, 32) in uint8 and labels (N,) in int64, from the binary version.
 
-    Its six ``.bin`` files are looked for in ``folder`` (or $AUTOSYM_DATA, or ~/.cache/autosym), its ``cifar-10-batches-bin``
-    and its ``cifar10``; otherwise the archive is downloaded, checked by MD5 and unpacked. The python version is never read:
+    Its six ``.bin`` files may be in ``folder`` (or $AUTOSYM_DATA, or ~/.cache/autosym), its ``cifar-10-batches-bin`` or its
+    ``cifar10``. Otherwise the archive is downloaded, checked by MD5 and unpacked. The python version is never read:
     its files are pickles, and a pickle can run any code when it is opened.
     """
 
@@ -136,9 +136,9 @@ def _retrieve(url: str, md5: str, folder: Path) -> Path:
 
 
 def _idx(path: Path, shape: tuple[int, ...], most: int) -> Tensor:
-    """The (N, *shape) bytes of an IDX file: 0, 0, 8 (uint8), the number of dimensions, each as a big-endian int32, the data.
+    """The (N, *shape) bytes of an IDX file: bytes 0, 0, 8 (uint8), number of dimensions; each size as a big-endian int32; data.
 
-    N is checked before anything of that size is read, so that a file cannot ask for more memory than the data set needs.
+    N is checked before the data are read, so that a file cannot ask for more memory than the dataset needs.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
@@ -207,8 +207,8 @@ def normalised(x: Tensor, mean: float | Sequence[float], std: float | Sequence[f
 def flip_and_crop(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
     """Augmentation of images (N, C, H, W): flipped left to right with probability 1/2, then moved by up to ``pad`` pixels.
 
-    Each image has its own draws, uniform: the move is a random crop of the image padded by zeros (where x is normalised,
-    by the mean colour). Pixels are moved, never interpolated. The generator is on the device of x, which is not waited for.
+    Each image has its own uniform draws. The move is a random crop of the image padded by zeros (the mean colour, if x is
+    normalised). Pixels are moved, never interpolated. The generator is on the device of x, so that nothing waits for it.
     """
     move = torch.randint(-pad, pad + 1, (2, len(x)), generator=generator, device=x.device)
     flip = torch.randint(2, (len(x),), generator=generator, device=x.device)
@@ -234,8 +234,7 @@ def quadrants(images: Tensor, seed: int, size: int = 32) -> tuple[Tensor, Tensor
 
 
 def resized(images: Tensor, size: int | tuple[int, int] = 32) -> Tensor:
-    """Images (N, C, H, W) in another size, (height, width) or of a square: bilinear between pixel centres, antialiased where that is
-    smaller."""
+    """Images (N, C, H, W) resized to (height, width) or a square: bilinear between pixel centres, antialiased if smaller."""
     _check(images)
     size = (size, size) if isinstance(size, int) else size
     return _chunked(lambda x: _resize(x, size), size, images)
@@ -250,7 +249,7 @@ def turn(images: Tensor, degrees: Tensor) -> Tensor:
     """Images (N, C, H, W) turned about their centres, counterclockwise as ``torch.rot90`` does, by angles (N,).
 
     out(p) = image(R p) with p from the centre, x to the right and y down, R = [[cos, -sin], [sin, cos]]; bilinear, zero
-    outside the image. Height and width stay: what leaves them is lost.
+    outside the image. Height and width stay: what leaves the frame is lost.
     """
     angle = degrees.to(images).deg2rad()
     cos, sin = angle.cos(), angle.sin()
@@ -275,7 +274,7 @@ def translated(images: Tensor, seed: int, pixels: int = 8) -> Tensor:
     return _chunked(_moved, images.shape[2:], images, *move.to(images.device))
 
 
-CHANGES: dict[str, Callable[[Tensor, int], Tensor]] = {  # of images, by a seed
+CHANGES: dict[str, Callable[[Tensor, int], Tensor]] = {  # of (images, seed)
     "regular": lambda images, _: images,
     "rotated": rotated,
     "full": rotated,
@@ -329,7 +328,7 @@ def _rolled(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def _moved(x: Tensor, down: Tensor, right: Tensor, flip: Tensor | None = None) -> Tensor:
-    """Images (N, C, H, W), flipped left to right where ``flip`` (N,), then moved by (N,) rows and columns; zero fill."""
+    """Images (N, C, H, W), flipped left to right if ``flip`` (N,), then moved by (N,) rows and columns; zero fill."""
     rows, columns = _sources(x, down, right)
     if flip is not None:
         columns = torch.where(flip[:, None], x.shape[3] - 1 - columns, columns)
@@ -363,4 +362,4 @@ def _chunked(transform: Callable[..., Tensor], size: Sequence[int], images: Tens
 
 def _check(images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point() or not images.numel():
-        raise ValueError(f"images are floats (N, C, H, W), not {images.dtype} {tuple(images.shape)}; see data.as_floats")
+        raise ValueError(f"images are floats (N, C, H, W), not {images.dtype} {tuple(images.shape)}; see datasets.as_floats")

@@ -1,7 +1,7 @@
-"""Table 3 in miniature: which group do the data ask for? Digits shifted at random, upright or turned by multiples of 90 degrees.
+"""Table 3 in miniature: which group do the data ask for? Digits are shifted at random, upright or turned by multiples of 90 degrees.
 
-The network has a free path, a convolution and a group convolution over C4 in every layer. The place of a digit says nothing, so
-free paths should go; where digits are also turned, filters shared over rotations explain them with fewer parameters.
+The network has a free path, a convolution and a group convolution over C4 in every layer. The position of a digit says nothing
+about its class, so free paths should go. If digits are also turned, filters shared over rotations need fewer parameters.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ RUNS = {run.name: run for run in map(Run, TASKS)}
 
 
 def tensors(run: Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Training and test pairs of 8x8 digits, normalised by the training images; shifted and turned anew for each part."""
+    """Training and test pairs of 8x8 digits, normalised by the training images; each part has its own shifts and turns."""
     images, labels = datasets.digits()
     parts = []
     for part, indices in enumerate(datasets.split(len(images), run.test, run.seed)):
@@ -64,7 +64,7 @@ def execute(run: Run, progress: bool = False, out: Path | None = None, resume: b
 
 
 def show(results: Mapping[str, Mapping[str, Any]], shares: Mapping[str, Mapping[str, float]]) -> None:
-    """The learned symmetry on every dataset, and the mean shares side by side, in the terminal."""
+    """Print the learned symmetry of every dataset, and the mean shares side by side."""
     for task, result in results.items():
         show_symmetry(task, result["symmetry"])
     columns = ("digits", "test accuracy (%)", *(f"mean share of {path}" for path in shares["turned"]))

@@ -1,4 +1,4 @@
-"""What the published tables share: dataset variants, one run, its result on disk, and the rows of a table from them."""
+"""What the published tables share: dataset variants, a run, its result on disk, and the rows of a table."""
 
 import io
 import math
@@ -27,7 +27,7 @@ RESULTS = Path("results")
 
 
 def file_of(run: Any) -> Path:
-    """Where the result of a cell is kept, without suffix: letters, digits, '.', '_' and '-' only."""
+    """Path of a cell's result, without suffix: letters, digits, '.', '_' and '-' only."""
     part = "" if run.samples is None else f"-samples{run.samples}"
     stem = f"{run.name.removeprefix(run.table + '/')}{part}-seed{run.seed}"
     return Path(run.table) / "".join(c if c.isalnum() or c in ".-_" else "_" for c in stem)
@@ -129,9 +129,9 @@ def execute(
 
 
 def keep(result: dict[str, Any], file: Path) -> None:
-    """Write a result to ``file``.json, and the labels it predicts, which it then no longer holds, to ``file``.npy.
+    """Write a result to ``file``.json; move its predicted labels out of it to ``file``.npy.
 
-    A shorter run does not replace the result of a longer one: a trial would cost hours.
+    A shorter run does not replace the result of a longer one: a short trial could delete hours of work.
     """
     predicted = [result.pop(key) for key in ("correct", "predicted")][1]
     kept = file.with_name(f"{file.name}.json")
@@ -150,7 +150,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One row for every cell of a table: means over the seeds that were run, the paper's numbers, None if missing.
 
-    Parameters, epochs and device are those of the first seed.
+    Parameters, epochs and device come from the first seed.
     """
     found = stored(table, results, Run)
     return [
@@ -160,7 +160,7 @@ def rows(
 
 
 def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, list[dict[str, Any]]]:
-    """The results of a table by name of run, in the order of their seeds; ``kind`` is the class of a run."""
+    """The results of a table by run name, sorted by seed; ``kind`` is the class of a run."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((results / table).glob("*.json")):
         result = run_files.read(path)
@@ -171,7 +171,7 @@ def stored(table: str, results: Path, kind: Callable[..., Any]) -> dict[str, lis
 
 
 def figure(table: str, runs: Mapping[str, Run], path: Path, results: Path = RESULTS) -> None:
-    """The symmetry that every network with a choice learned by evidence (first seed): shares and precisions by layer."""
+    """Shares and precisions by layer, for every network with several kinds of path trained by evidence (first seed)."""
     found = stored(table, results, Run)
     first = [found[name][0] for name, run in runs.items() if name in found and run.method == "evidence"]
     learned = [result for result in first if len({p["path"] for p in result["symmetry"]}) > 1]
@@ -221,7 +221,7 @@ def _row(run: Run, results: Sequence[dict], paper: Mapping[str, Any]) -> dict[st
 
 
 def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
-    """Ours beside the paper's; a cell that was not run is a dash."""
+    """Our numbers beside the paper's; a dash if not run."""
 
     def cell(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"

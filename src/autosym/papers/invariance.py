@@ -1,12 +1,12 @@
-"""Tables 1 to 3 of Learning Invariant Weights, with a row by Laplace for each: how much of a transformation do images tolerate?
+"""Tables 1 to 3 of Learning Invariant Weights, with a Laplace row for each: how much of a transformation do images tolerate?
 
-    invariance-1    random Fourier features on MNIST turned by +-180, +-90, 0 degrees: fixed ranges, learned ones from several starts
-                    (Fig. 2), a point estimate, also of a hidden layer of ReLU (Fig. 5)
+    invariance-1    random Fourier features on MNIST turned by +-180, +-90, 0 degrees: fixed ranges, ranges learned from several
+                    starts (Fig. 2), and point estimates, also with a hidden layer of ReLU (Fig. 5)
     invariance-2    a hidden layer of ReLU on MNIST that is rotated, translated, scaled, or regular, with each transformation
     invariance-3    the same on CIFAR-10
 
-The published runs are variational in the last layer (``evidence.last_layer``) with transformed weights; those by Laplace are a small
-convolutional network averaged over transformations of its input, trained by ``fit``.
+The published runs are variational in the last layer (``papers.last_layer``), with transformed weights. Laplace runs train a small
+convolutional network by ``fit``, averaged over transformations of its input.
 """
 
 import math
@@ -36,20 +36,20 @@ from autosym.training.schedule import Schedule
 Pair = tuple[Tensor, Tensor]
 FEATURES, FREQUENCY, COPIES = 1024, 0.3, 32  # the paper's
 COPIES_LAPLACE = {1: 31, 3: 20}  # by channels, of MNIST and of CIFAR-10
-# The initial prior precision, by channels, near its learned value. On MNIST, learning it from 1 takes long. On CIFAR-10 |phi|^2 of ReLU
-# is 17 times as large: from 0.02 outputs are wild for epochs, and widths grow until nothing can be recognised.
+# The initial prior precision, by channels, is near its learned value. On MNIST, learning it from 1 takes long. On CIFAR-10, |phi|^2 of
+# ReLU is 17 times as large: starting at 0.02, outputs are wild for epochs, and widths grow until nothing can be recognised.
 PRECISION = {1: 0.02, 3: 1.0}
 MEMORY = 6.0  # GiB of an evidence step: several runs share a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(measuring.Run):
-    """One cell: features on a variant of a dataset, with widths in radians, halves of a side, or logarithms of factors at the start."""
+    """One cell: features on a variant of a dataset, with initial widths in radians, half sides or log factors."""
 
     table: str
     method: str = "elbo"  # or "point-estimate", or "laplace"
-    network: str = "relu"  # or "rff", random Fourier features; by Laplace it is a convolutional one
-    symmetry: str = ""  # none, or the name of a transformation or a set of them
+    network: str = "relu"  # or "rff", random Fourier features; Laplace runs are convolutional
+    symmetry: str = ""  # none if empty, or the name of a transformation or of a set of them
     start: float = 0.1
     learn: bool = True
     epochs: int = 40
@@ -74,7 +74,7 @@ TABLES = ("invariance-1", "invariance-2", "invariance-3")
 
 LAPLACE: dict[str, Any] = {"method": "laplace", "epochs": 20, "batch_size": 256, "lr": 0.05, "range_lr": 0.25}
 
-TRAINED: dict[str, Any] = {"epochs": 25, "batch_size": 500, "lr": 3e-3}  # if the hidden layer is trained, too; on MNIST
+TRAINED: dict[str, Any] = {"epochs": 25, "batch_size": 500, "lr": 3e-3}  # on MNIST, if the hidden layer is trained too
 CIFAR_LR = 3e-4  # a step of Adam moves an output by lr sum |x|, which is much larger for normalised colours than for digits
 LEARNED: dict[str, Any] = {**TRAINED, "start": 0.2, "range_lr": 0.5}  # learns widths before the hidden layer moves much
 POINT: dict[str, Any] = {"method": "point-estimate", "start": math.radians(5)}
@@ -193,8 +193,8 @@ def execute(
 ) -> dict[str, Any]:
     """Train and measure one cell, on a GPU if there is one; keep its result and the labels it predicts in ``results``.
 
-    With ``resume`` a run whose result is there already is left as it is. A variational one that has none takes seconds, keeps no
-    checkpoint and starts anew, which it says; one by Laplace goes on from its checkpoint.
+    ``resume`` returns the result of a finished run. An unfinished Laplace run continues from its checkpoint. An unfinished variational
+    run starts anew and says so: it takes seconds, so it keeps no checkpoint.
     """
     if resume and (found := _finished(run, results)) is not None:
         return found
@@ -279,7 +279,7 @@ def _variational(run: Run, train: Pair, test: Pair, device: str, progress: bool)
 
 
 def rows(table: str, results: Path = RESULTS) -> list[dict[str, Any]]:
-    """One row for every cell: means over the seeds that were run, learned ranges of the first, the paper's numbers; None if missing."""
+    """One row for every cell: means over the seeds that were run, the first seed's ranges, the paper's numbers; None if missing."""
     found = stored(table, results, Run)
     tasks = TURNED if table == "invariance-1" else CHANGED
     return [_row(run, found.get(name, []), tasks.index(run.task)) for name, run in RUNS.items() if run.table == table]
@@ -306,7 +306,7 @@ SHORT = {"degrees": "°", "pixels": " px", "factor": "x"}  # of units
 
 
 def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
-    """The rows in the terminal; a cell that was not run, or is not published, is a dash."""
+    """Print the rows; a dash if not run or not published."""
 
     def number(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
@@ -332,7 +332,7 @@ def show(table: str, cells: Sequence[Mapping[str, Any]]) -> None:
 
 
 def figure(table: str, path: Path, results: Path = RESULTS) -> None:
-    """Learned ranges over training, from every start, of each task (Figs. 2 and 5), and filter banks (Figs. 3, 4, 6)."""
+    """Learned ranges over training for each task and start (Figs. 2 and 5), and filter banks (Figs. 3, 4, 6)."""
     found = [several[0] for several in stored(table, results, Run).values() if several[0].get("history")]
     found = [result for result in found if result["config"]["learn"] and result["ranges"]]
     if not found:

@@ -1,6 +1,6 @@
-"""Noether's razor: oscillators and bodies, learned by a Hamiltonian network without, with learned and with given symmetry.
+"""Noether's razor: a Hamiltonian network learns oscillators and bodies, with no symmetry, a learned one or a given one.
 
-One-step prediction, H averaged over flows, a matrix normal posterior over the weights of F; the loss is NLL / N + KL / N.
+The loss is NLL / N + KL / N of one-step predictions. H is averaged over flows; the weights of F have a matrix normal posterior.
 """
 
 import json
@@ -41,7 +41,7 @@ INTEGRATORS: dict[str, Callable[["Run", Field, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One cell of the table. Data and networks are the paper's; steps, rates and samples are ours (docs/noether.md has both)."""
+    """One cell of the table. Data and networks are the paper's; steps, rates and samples are ours (see docs/noether.md)."""
 
     system: str
     model: str  # hnn, learned or oracle
@@ -54,18 +54,18 @@ class Run:
     epochs: int = 5000
     warmup: int = 0  # epochs without symmetry
     taus: int = 32
-    weights: int = 10  # samples of them
+    weights: int = 10  # samples of the weights
     layers: int = 3
     width: int = 200
     measure: Measure = "cube"
     integrator: str = "midpoint"
-    iterations: int = 2  # of each step of the midpoint rule
+    iterations: int = 2  # per step of the midpoint rule
     variance: float = 0.001
     lr: float = 3e-3
     quantities_lr: float = 1e-2
-    start: float = 0.1  # the size of A and b at first, b in units of
+    start: float = 0.1  # initial size of A, and of b in units of ``size``
     size: float = 1.0  # about the root mean square of the states
-    std: float = 0.01  # of every weight under q at first
+    std: float = 0.01  # initial standard deviation of every weight under q
     starts: int = 1
     seed: int = 0
 
@@ -76,13 +76,13 @@ class Run:
 
     @property
     def file(self) -> Path:
-        """Where its result is kept, without suffix; other settings than the table's are another file."""
+        """Path of its result, without suffix; settings other than the table's go to another file."""
         usual = RUNS.get(self.name)
         kept = "" if usual is None or replace(self, seed=usual.seed) == usual else "-changed"
         return Path("noether") / f"{self.system}_{self.model}{kept}-seed{self.seed}"
 
 
-STARTS = 3  # of one learned quantity, which may end at a shear or a squeeze; thirty of them do not need it
+STARTS = 3  # one learned quantity may end at a shear or a squeeze; with thirty quantities, one start is enough
 SE2 = ("momentum x", "momentum y", "angular momentum")
 MANY = {"trajectories": 200, "steps": 50, "measure": "ball"}
 THREE = {"quantities": 30, "batch": 10, "epochs": 400, "taus": 48, "weights": 2, "quantities_lr": 2e-2, **MANY}
@@ -101,10 +101,10 @@ BODIES = {
     "start": 5e-4,
     "size": 6.0,
     "lr": 1e-3,
-    "quantities_lr": 4e-3,  # faster, and flows scramble what the network has learned before they are of use
+    "quantities_lr": 4e-3,  # at a higher rate, flows scramble what the network has learned before they help
     **MANY,
 }
-ONE = {"std": 0.1}  # so few data leave weights wide: from 0.01 the KL takes many times as long to come down
+ONE = {"std": 0.1}  # with so few data the posterior stays wide: from 0.01 the KL takes many times as long to fall
 SETTINGS: dict[str, dict[str, Any]] = {"oscillator": ONE, "three-oscillators": THREE, "three-bodies": BODIES}
 MODELS = ("hnn", "learned", "oracle")
 RUNS: dict[str, Run] = {}
@@ -126,7 +126,7 @@ PAPER: dict[tuple[str, str], tuple[float, float, float | None]] = {
 
 
 def quantities_of(run: Run, system: System) -> Quadratic | None:
-    """None, learned ones at small noise, or the generators of the oracle's group: U(n), or SE(2) for bodies."""
+    """None (hnn), small random ones to learn, or the generators of the oracle's group: U(n), or SE(2) for bodies."""
     if run.model == "hnn":
         return None
     if run.model == "learned":
@@ -143,7 +143,7 @@ def predict(run: Run, weights: Mapping[str, Tensor], moves: Moves | None, x: Ten
 
 
 def data(run: Run, device: str) -> dict[str, Tensor]:
-    """Training and test trajectories, noise of the likelihood's variance on the training targets; "moved" is q + 1, "wider" is 3 x."""
+    """Training and test trajectories; only training targets are noisy, with ``run.variance``. "moved" is q + 1, "wider" is 3 x."""
     system, generator = SYSTEMS[run.system], torch.Generator().manual_seed(run.seed)
     train = system.trajectories(system.starts(run.trajectories, generator), run.dt, run.steps)
     noise = math.sqrt(run.variance) * torch.randn(train[:, 1:].shape, generator=generator, dtype=train.dtype)
@@ -155,9 +155,9 @@ def data(run: Run, device: str) -> dict[str, Tensor]:
 
 
 class Learner(nn.Module):
-    """q over the weights of F, and the conserved quantities: all that is learned, and its optimiser.
+    """All that is learned (q over the weights of F, and the conserved quantities), and its optimiser.
 
-    A step reads and writes tensors that stay where they are, and waits for nothing: on a GPU it is replayed as a CUDA graph.
+    On a GPU a step is replayed as a CUDA graph. So its tensors keep their addresses, and it never waits for the device.
     """
 
     def __init__(self, run: Run, device: str):
@@ -173,16 +173,16 @@ class Learner(nn.Module):
             groups.append({"params": list(self.conserved.parameters()), "lr": rate})
         self.optimiser = torch.optim.Adam(groups, fused=True, capturable=device == "cuda")
         self.times = self.uniform(run.taus)
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed until it is taken
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed until ``take_loss``
         self.steps = {symmetric: Captured(partial(self.step, symmetric)) for symmetric in (False, True)}
 
     def uniform(self, taus: int) -> Tensor:
-        """What ``moves`` makes so many times of."""
+        """Uniform numbers from which ``moves`` makes ``taus`` times."""
         quantities = 0 if self.conserved is None else len(self.conserved.b)
         return even(taus, quantities, next(self.posterior.parameters()))
 
     def moves(self, uniform: Tensor, exponential: Callable[[Tensor], Tensor] = torch.matrix_exp) -> Moves | None:
-        """One set of flows for a whole batch and all steps of its integration, at other times with every call."""
+        """One set of flows for a whole batch and all steps of its integration; every call draws new times."""
         return None if self.conserved is None else self.conserved.affine(shifted(self.run.measure, uniform), exponential)
 
     def negative_elbo(self, x: Tensor, y: Tensor, weights: int, moves: Moves | None) -> tuple[Tensor, Tensor]:
@@ -199,14 +199,14 @@ class Learner(nn.Module):
         loss, _ = self.negative_elbo(x, y, self.run.weights, moves)
         learned = [p for group in self.optimiser.param_groups for p in group["params"]]
         slopes = torch.autograd.grad(loss, learned, allow_unused=True)
-        for p, slope in zip(learned, slopes, strict=True):  # with the strides of p, as fused Adam wants them
+        for p, slope in zip(learned, slopes, strict=True):  # fused Adam wants slopes with the strides of p
             p.grad = None if slope is None else slope.contiguous()
         self.optimiser.step()
         self.posterior.update_precisions(0.05)
         self.loss += loss.detach()
 
     def epoch(self, epoch: int, held: Mapping[str, Tensor]) -> None:
-        """All batches once, in another order every time; learned quantities rest in the warm-up."""
+        """All batches once, in a new random order; learned quantities do not change during the warm-up."""
         run = self.run
         rate = 0.5 * (1 + math.cos(math.pi * epoch / run.epochs))
         for group, lr in zip(self.optimiser.param_groups, (run.lr, run.quantities_lr), strict=False):
@@ -227,9 +227,9 @@ class Learner(nn.Module):
 def execute(
     run: Run, progress: bool = False, out: Path | None = None, resume: bool = False, results: Path = RESULTS
 ) -> dict[str, Any]:
-    """Train and measure one cell, on a GPU where there is one; goes on from ``out`` where a run was stopped, with ``resume``.
+    """Train and measure one cell, on a GPU if there is one; ``resume`` continues a stopped run from ``out``.
 
-    Of several starts, the one with the best bound on the training data is kept.
+    If there are several starts, the one with the best bound on the training data is kept.
     """
     if run.integrator not in INTEGRATORS:
         raise ValueError(f"no integrator is called {run.integrator!r}: use {', '.join(INTEGRATORS)}")
@@ -246,7 +246,7 @@ def execute(
 def _one_start(
     run: Run, number: int, held: Mapping[str, Tensor], device: str, progress: bool, out: Path | None, resume: bool
 ) -> dict[str, Any]:
-    """The row of one start; it goes on from its own folder, where it may have ended already."""
+    """The row of one start; ``resume`` continues from its own folder, even if it has already ended."""
     folder = out / f"start{number}" if out is not None and run.starts > 1 else out
     torch.manual_seed(1_000 * run.seed + number)
     learner = Learner(run, device)
@@ -254,7 +254,7 @@ def _one_start(
     start = time.perf_counter()
     with fast_products():
         train(learner, held, first, progress, partial(_save, learner, folder) if folder is not None else None, seconds)
-    torch.manual_seed(run.seed)  # the same measurement, resumed or not
+    torch.manual_seed(run.seed)  # so that a resumed run measures the same
     return measure(learner, held) | {"seconds": seconds + time.perf_counter() - start}
 
 
@@ -266,11 +266,11 @@ def train(
     save: Callable[[int, float], None] | None,
     seconds: float,
 ) -> None:
-    """All epochs from ``first`` on. The loss is looked at, and the state kept, twenty times, and between them every 20 seconds."""
+    """All epochs from ``first`` on. Checks the loss and saves the state twenty times, and in between every 20 seconds."""
     run, start, seen = learner.run, time.perf_counter(), first
     saved = start
     for epoch in range(first, run.epochs):
-        torch.manual_seed(1_000_003 * run.seed + epoch)  # the same draws, stopped or not
+        torch.manual_seed(1_000_003 * run.seed + epoch)  # so that a resumed run draws the same
         learner.epoch(epoch, held)
         due = (epoch + 1) % max(1, run.epochs // 20) == 0 or epoch == run.epochs - 1
         if not due and time.perf_counter() - saved < 20:
@@ -285,9 +285,9 @@ def train(
 
 
 def measure(learner: Learner, held: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The bound with more samples, errors of the mean prediction under q one step ahead, and what the quantities became.
+    """The bound with more samples, one-step errors of the mean prediction under q, and the learned quantities.
 
-    The mean prediction, not that of the mean weights: a wide q holds in its variance what those do not have (of one oscillator, all).
+    Predictions are averaged over sampled weights: mean weights miss what a wide q holds in its variance (for one oscillator, all).
     """
     run = learner.run
     with torch.no_grad():
@@ -315,7 +315,7 @@ def _symmetry(learner: Learner) -> dict[str, Any]:
     parallelness = (vectors @ basis).norm(dim=1).tolist()
     standing = int((values >= STANDS_OUT * values.max()).sum())
 
-    def within(leading: int) -> dict[str, float]:  # 1: all of it lies within the first so many directions
+    def within(leading: int) -> dict[str, float]:  # 1: it lies entirely in the ``leading`` directions
         return {k.name: float((vectors[:leading] @ v).norm()) for k, v in zip(system.conserved, true, strict=True)}
 
     return {
@@ -328,7 +328,7 @@ def _symmetry(learner: Learner) -> dict[str, Any]:
 
 
 def _state(learner: Learner) -> dict[str, Tensor]:
-    """Everything that a run goes on from, as named tensors: parameters, and the two moments of Adam with its count."""
+    """All that a resumed run needs, as named tensors: parameters, and Adam's two moments and step count."""
     moments = {
         f"adam.{index}.{key}": value
         for index, state in learner.optimiser.state_dict()["state"].items()
@@ -362,7 +362,7 @@ def _load(learner: Learner, out: Path) -> tuple[int, float]:
 
 
 def rows(results: Path = RESULTS) -> list[dict[str, Any]]:
-    """One row for every cell: the first seed that was run, the paper's numbers, None where there is none."""
+    """One row for every cell: the first seed that was run, and the paper's numbers; None if missing."""
     return [_row(run, results) for run in RUNS.values()]
 
 
@@ -385,7 +385,7 @@ def _row(run: Run, results: Path) -> dict[str, Any]:
 
 
 def show(found: Sequence[Mapping[str, Any]]) -> None:
-    """Ours beside the paper's; what was not run is a dash."""
+    """Our numbers beside the paper's; a dash if not run."""
     columns = {  # title, format
         "negative_elbo": ("-ELBO/N", ".4g"),
         "paper_negative_elbo": ("paper", ".4g"),

@@ -1,10 +1,11 @@
-"""How much rotation do digits tolerate? A network averaged over rotations whose range is learned by evidence, on embedded digits.
+"""How much rotation do digits tolerate? Evidence learns the range of rotations that a network is averaged over.
 
-    full    every digit turned by an angle of its own, uniform in +-180 degrees
+    full    every digit turned by its own angle, uniform in +-180 degrees
     half    the same in +-90 degrees
     none    digits as they were written
 
-Nothing is held out to choose the range: it is a hyperparameter, and the Laplace evidence of the training data is its loss.
+The range is a hyperparameter, learned by the Laplace evidence of the training data: it needs no validation data.
+The digits come with scikit-learn.
 """
 
 import os
@@ -29,7 +30,7 @@ VARIANTS = {"full": 180.0, "half": 90.0, "none": 0.0}
 
 @dataclass(frozen=True)
 class Run(measuring.Run):
-    """One variant; network, schedule and start are the same for all, and were chosen by the evidence of the training digits."""
+    """One variant. All share network, schedule and start, which were chosen by the evidence of the training digits."""
 
     task: str = "full"
     model: str = "mlp"
@@ -52,7 +53,7 @@ RUNS = {run.name: run for run in map(Run, VARIANTS)}
 
 
 def tensors(run: Run) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test pairs (N, 1, 8, 8), turned anew for each part. The background is 0, as is what comes from outside of a frame."""
+    """Training and test pairs (N, 1, 8, 8), each part with its own angles. The background is 0, and so is the outside of a frame."""
     images, labels = datasets.digits()
     parts = []
     for part, indices in enumerate(datasets.split(len(images), run.test, run.seed)):
@@ -76,7 +77,7 @@ def execute(run: Run, progress: bool | str = False, out: Path | None = None, res
 
 
 def run_all(out: Path, epochs: int | None = None, seed: int | None = None, progress: bool = False) -> dict[str, Any]:
-    """All variants, as many at a time as there are cores; result.json and the files of every run are written to ``out``."""
+    """All variants, in parallel, at most one per core; writes result.json and the files of every run to ``out``."""
     runs = [replace(run, epochs=epochs or run.epochs, seed=run.seed if seed is None else seed) for run in RUNS.values()]
     with workers(min(len(runs), os.cpu_count() or 1)) as pool:
         results = list(pool.map(partial(_execute, progress), runs, [out / run.task for run in runs]))
