@@ -10,6 +10,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from autosym.curvature.owners import Site
 from autosym.linear.path import Definition
 from autosym.nn.symmetrised import Symmetrised
+from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import all_finite
 
 
@@ -122,7 +123,7 @@ class Tape:
     def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         names = ", ".join(site.name for site in self.by_module[module])
         if self.blaming and not torch.isfinite(output).all():
-            raise ValueError(
+            raise NotFinite(
                 f"the output of {names} is not finite, but its inputs and weights are: the values overflow {output.dtype}; "
                 "rescale the inputs, or use the model in float64"
             )
@@ -168,7 +169,7 @@ class Tape:
                 )
             self.blaming = True
             model(x)  # once more, to name the first layer that overflows
-            raise ValueError(
+            raise NotFinite(
                 "the outputs of the model are not finite, but its layers' outputs are: check what forward() does with them"
             )
         return f

@@ -10,6 +10,7 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import Site, sites
 from autosym.curvature.tape import Tape
 from autosym.runtime import processes
+from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import check_module, to_model
 
 
@@ -52,7 +53,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
 def check_factor(name: str, letter: str, factor: Tensor) -> None:
     """Refuse a Kronecker factor, or a part of one, whose sums were too large for its precision."""
     if not torch.isfinite(factor).all():
-        raise ValueError(
+        raise NotFinite(
             f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
             "or pass dtype=torch.float64 to log_evidence"
         )

@@ -22,9 +22,10 @@ from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.curvature.verification import linearised, refuse_batch_dependence, verify
-from autosym.evidence.laplace import closed_form_step
+from autosym.evidence.laplace import closed_form_step, left_out
 from autosym.evidence.record import Evidence
 from autosym.runtime import processes
+from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import Data, check_seen, size_of
 
 FULL = "the Laplace evidence with the full Gauss-Newton matrix"
@@ -107,11 +108,12 @@ def at(
         inside = slice(part * per_part, (part + 1) * per_part)
         for name, kernel in _kernels(model, x[inside], likelihood, None if rows is None else rows[inside], batch_size).items():
             kernels[name].append(kernel)
+    counted = {name: float(name not in left_out(model, tuple(owned))) for name in owned}
     return Kernel(
         names=tuple(owned),  # in the order of the model, not of its forward pass, so that a fit's prior fits here too
-        kernels=tuple(torch.stack(kernels[name]).cpu() for name in owned),
+        kernels=tuple(counted[name] * torch.stack(kernels[name]).cpu() for name in owned),
         weight=size / len(x) * (1 if rows is None else width),
-        square_norms=torch.stack([owned[name].double().square().sum() for name in owned]).cpu(),
+        square_norms=torch.stack([counted[name] * owned[name].double().square().sum() for name in owned]).cpu(),
         sizes=torch.tensor([owned[name].numel() for name in owned], dtype=torch.float64),
         statistic=shown.statistic,
         samples=size,
@@ -148,7 +150,7 @@ def _chosen(shown: Pass, samples: int | None, parts: int, seed: int) -> Tensor:
         found |= {int(place[n]): row for n, row in zip(numbers.tolist(), x, strict=True) if place[n] >= 0}
     shown.finish()
     if not torch.isfinite(shown.statistic):
-        raise ValueError("the log-likelihood is not finite (NaN or Inf): check the model's outputs on these data")
+        raise NotFinite("the log-likelihood is not finite (NaN or Inf): check the model's outputs on these data")
     return torch.stack([found[i] for i in range(len(order))])
 
 
@@ -180,7 +182,7 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
         kernels[name] = ((g @ g.mT) * alike).sum(0).double()
     bad = [name for name, kernel in kernels.items() if not torch.isfinite(kernel).all()]
     if bad:
-        raise ValueError(
+        raise NotFinite(
             f"the kernel of {bad[0]} overflowed {next(model.parameters()).dtype}: rescale the inputs or the targets, "
             "or use model.double()"
         )

@@ -7,7 +7,7 @@ differentiable function of every prior precision and of the noise.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.kronecker import Curvature, kfac
-from autosym.curvature.owners import sites
+from autosym.curvature.owners import is_under, sites
 from autosym.curvature.verification import Verified
 from autosym.evidence.record import Evidence
+from autosym.nn.layers import silent
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
@@ -41,6 +42,7 @@ class Laplace:
     parameters: dict[str, Tensor]  # the weights it was taken at
     curvature: Curvature
     likelihood: Likelihood
+    left_out: tuple[str, ...] = ()  # names whose path computes zero: they count for nothing, at any precision
 
     @property
     def samples(self) -> int:
@@ -91,6 +93,8 @@ class Laplace:
         eigenvalues, square_norms = list(self.eigenvalues), self.square_norms.clone()
         bounds = [0.0] * len(self.names)
         for index, name in enumerate(self.names):
+            if name in self.left_out:
+                continue
             G, mu = self.curvature.factors[name].G.double(), self.eigenvalues[index][1]
             rows = self.parameters[name].double().reshape(*G.shape[:2], -1).square().sum(-1)
             delta, scale = float(prior.log_precision[index].detach().exp()), float(self.likelihood.scale().detach())
@@ -146,9 +150,21 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     owned = sites(model) if verified is None else verified.sites
     eigenvalues = curvature.eigenvalues()
     parameters = {site.name: site.parameter.detach().clone() for site in owned}
-    square_norms = torch.stack([parameters[name].double().square().sum() for name in eigenvalues]).cpu()
+    out = left_out(model, tuple(eigenvalues))
+    eigenvalues |= {name: tuple(torch.zeros_like(t) for t in eigenvalues[name]) for name in out}
+    square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in eigenvalues]).cpu()
     sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
-    return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood)
+    return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood, out)
+
+
+def left_out(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``names`` that the evidence leaves out: all factors and biases of paths that compute zero.
+
+    Without them the network is the same, so its evidence has to be. (The factor of such a path that is not zero has no curvature,
+    and its prior would cost hundreds of nats.)
+    """
+    paths = silent(model)
+    return tuple(name for name in names if any(is_under(name, path) for path in paths))
 
 
 def log_evidence(

@@ -7,7 +7,7 @@ one polyphase grid: the one with the largest L2 norm. A choice per path would br
 A choice per batch would make a sample's output depend on the rest of its batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, reduce
 from operator import and_
 
@@ -190,8 +190,27 @@ class Relaxed(nn.ModuleDict):
         kept = reduce(and_, said) if said else NOTHING
         return Kept(every=True) if kept == NOTHING else kept
 
+    def silent(self) -> tuple[str, ...]:
+        """The paths whose function is zero: their last weights and the bias added last are. Their other factors may be anything."""
+        return tuple(name for name in self if not any(bool(weight.detach().any()) for weight in _last(self[name])))
+
     def extra_repr(self) -> str:
         return f"symmetric={self.symmetric}, free={self.free}, stride={self.stride}"
+
+
+def silent(model: nn.Module) -> tuple[str, ...]:
+    """The paths of relaxed layers whose function is zero, by name in the model. Without them it computes the same."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Relaxed)]
+    return tuple(f"{name}.{path}".lstrip(".") for name, layer in layers for path in layer.silent())
+
+
+def _last(path: nn.Module) -> Iterator[Tensor]:
+    """The parameters that are applied last: if they are zero, so is the path's function."""
+    if not isinstance(path, Branch):
+        return path.parameters()
+    parts = path.parts()
+    last = (parts["weights"][-1], *parts.get("bias", ()))
+    return (parameter for name in last for parameter in path.get_submodule(name).parameters())
 
 
 def polyphase(y: Tensor, stride: int) -> Tensor:

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 import torch
 
 
+class NotFinite(ValueError):
+    """Numbers that overflowed, or are none."""
+
+
 @contextmanager
 def no_denormals() -> Iterator[None]:
     """Count numbers below 1e-38 as zero. Weights that go to zero pass through them, and are many times slower there on a CPU."""

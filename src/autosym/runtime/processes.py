@@ -46,6 +46,13 @@ def make_same(model: nn.Module) -> None:
             _together(dist.broadcast, tensor.data, 0)
 
 
+def agreed(value: float) -> float:
+    """The number that the first process has: a decision by it is the same in every process."""
+    shared = torch.tensor(value, dtype=torch.float64, device="cuda" if count() > 1 and dist.get_backend() == "nccl" else "cpu")
+    _together(dist.broadcast, shared, 0)
+    return float(shared)
+
+
 @contextmanager
 def agreeing() -> Iterator[None]:
     """For work without communication: an error in one process becomes an error in every process."""

@@ -76,7 +76,9 @@ def progress_bar(wanted: bool | str, epochs: int) -> Iterator[Callback | None]:
             shown["evidence"] = f"  log evidence {line['log_evidence']:.0f}"
             shares = " ".join("?" if share is None else f"{share:.0%}" for share in line["free_share"].values())
             shown["shares"] = f"  free paths {shares}" if shares else ""
-        return f"loss {line['loss']:.3f}{shown['evidence']}{shown['shares']}"
+        loss = "not finite" if line["loss"] is None else f"{line['loss']:.3f}"
+        again = f"  recovered: {line['recovered']['why']}" if "recovered" in line else ""
+        return f"loss {loss}{again}{shown['evidence']}{shown['shares']}"
 
     def say(line: dict[str, Any]) -> None:
         text = described(line)
@@ -115,7 +117,7 @@ def tensorboard(folder: str | File | None, done: int, samples: int) -> Iterator[
 
 def scalars(line: Mapping[str, Any], samples: int) -> dict[str, float]:
     """A line as tags and numbers. What is not known is left out."""
-    found = {"loss": line["loss"]}
+    found = {} if line["loss"] is None else {"loss": line["loss"]}
     for key in ("log_evidence", "log_likelihood", "occam"):
         if key in line:
             found[f"{key}_per_sample"] = line[key] / samples

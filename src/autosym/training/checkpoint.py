@@ -5,7 +5,8 @@ What is read is checked before it is used: format, version, names and shapes.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.runtime import files, processes
 from autosym.runtime.batching import Stream
+from autosym.training.snapshots import Progress, Snapshot
 from autosym.training.steps import Weights
 
-FORMAT, VERSION = "autosym checkpoint", 4
+FORMAT, VERSION = "autosym checkpoint", 5
 VERSIONS = {FORMAT: VERSION, "autosym fit": 1}
 STATES = {16: "a GPU", torch.Generator().get_state().numel(): "a CPU"}  # lengths of a random generator's state
 
@@ -102,29 +104,47 @@ class State:
     weights: Weights
     stream: Stream
     config: dict[str, Any]
+    progress: Progress
     more: Mapping[str, Tensor] = field(default_factory=dict)  # state of other optimisers than that of the weights
 
-    def write(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        """Write the state after ``len(lines)`` epochs. With several processes, the first writes."""
+    def snapshot(self, epoch: int, log_evidence: float | None) -> Snapshot:
+        """A copy of all that training changes."""
+        return Snapshot.of(self._changing(), self.prior, epoch, log_evidence)
+
+    def put_back(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; random numbers go on."""
+        snapshot.put_back(self._changing(), self.prior)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """What happens inside is undone at its end: weights, precisions, optimisers and random numbers."""
+        before, generators = self.snapshot(0, None), {**self._generators(), "global": torch.default_generator}
+        states = {name: generator.get_state() for name, generator in generators.items()}
+        try:
+            yield
+        finally:
+            self.put_back(before)
+            for name, generator in generators.items():
+                generator.set_state(states[name])
+
+    def write(self, path: Path) -> None:
+        """Write the state. With several processes, the first writes."""
         if not processes.first():
             return
         generators = {f"generator/{name}": generator.get_state() for name, generator in self._generators().items()}
         scales = {f"scales/{name}": tensor for name, tensor in self.prior.scales.items()}
-        state = {"config": self.config, "lines": lines, "mixture_bound": self.prior.mixture_bound}
+        state = {"config": self.config, "mixture_bound": self.prior.mixture_bound, **self.progress.state()}
         tensors = {**self._tensors(), **scales, **generators, "generator/global": torch.get_rng_state()}
-        write(path, tensors, state)
+        write(path, tensors | self.progress.tensors(), state)
 
-    def read(self, path: Path) -> list[dict[str, Any]]:
-        """Go back to the state in the file; returns its history."""
+    def read(self, path: Path) -> None:
+        """Go back to the state in the file."""
         tensors, state = read(path)
         generators = {**self._generators(), "global": torch.default_generator}
         lacking = [key for key in ("config", "lines", "mixture_bound") if key not in state]
         lacking += [f"generator/{name}" for name in generators if f"generator/{name}" not in tensors]
         if lacking or not isinstance(state["config"], dict) or not isinstance(state["lines"], list):
             raise ValueError(f"{path} is damaged, or of another kind of run: it lacks {lacking or 'its history'}; start anew")
-        for key in ("likelihood", "nu", "prior precision"):  # older files do not have them
-            if key in self.config:
-                state["config"].setdefault(key, self.config[key])
         if state["config"] != self.config:
             other = {key: value for key, value in state["config"].items() if value != self.config.get(key)}
             raise ValueError(f"{path} is of a run with other settings, {other}: resume with the same, or start anew")
@@ -133,26 +153,46 @@ class State:
             raise ValueError(
                 f"{path} is of a run on {STATES[theirs]}, and this one is on {STATES[ours]}: resume it there, or start anew"
             )
-        own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/"))}
+        own = {name: t for name, t in tensors.items() if not name.startswith(("scales/", "generator/", "kept/"))}
         load_into(self._tensors(), own, path)
         device = self.weights.lr.device
         self.prior.scales = {n.removeprefix("scales/"): t.to(device) for n, t in tensors.items() if n.startswith("scales/")}
         self.prior.mixture_bound = state["mixture_bound"]
+        self._load_progress(path, state, tensors)
         try:
             for name, generator in generators.items():
                 generator.set_state(tensors[f"generator/{name}"])
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"{path} is damaged: its state of a random generator is none ({error}); start anew") from error
-        return state["lines"]
+
+    def _load_progress(self, path: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        device, shapes = self.weights.lr.device, {name: t.shape for name, t in self._changing().items()}
+        try:
+            self.progress.load(state, {n: t.to(device) for n, t in tensors.items() if n.startswith("kept/")})
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged: its snapshots are none ({error}); start anew") from error
+        for snapshot in self.progress.snapshots.values():
+            found = {name: t.shape for name, t in snapshot.tensors.items() if not name.startswith("scales/")}
+            if found != shapes:
+                raise ValueError(f"{path} is damaged: its snapshot of epoch {snapshot.epoch} is of another model; start anew")
+        if {0, self.progress.good, self.progress.best} - set(self.progress.snapshots) and self.progress.start:
+            raise ValueError(f"{path} is damaged: it lacks a snapshot; start anew")
 
     def _tensors(self) -> dict[str, Tensor]:
-        parts = {"model": self.model.state_dict(), "prior": self.prior.state_dict()}
-        parts |= {
+        fixed = {
+            "weights": {"rates": self.weights.rates},
+            "frames": {f"{name}.{key}": t for name, f in self.weights.frames.items() for key, t in f.state_dict().items()},
+        }
+        return self._changing() | {f"{part}/{name}": tensor for part, tensors in fixed.items() for name, tensor in tensors.items()}
+
+    def _changing(self) -> dict[str, Tensor]:
+        parts = {
+            "model": self.model.state_dict(),
+            "prior": self.prior.state_dict(),
             "likelihood": self.likelihood.hyperparameters(),
             "first": self.weights.first,
             "second": self.weights.second,
-            "weights": {"steps": self.weights.steps, "rates": self.weights.rates},
-            "frames": {f"{name}.{key}": t for name, f in self.weights.frames.items() for key, t in f.state_dict().items()},
+            "steps": {"weights": self.weights.steps},
             "more": dict(self.more),
         }
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
@@ -170,16 +210,16 @@ class Keeper:
         self.state, self.path, self.seconds = state, Path(path) if path else None, seconds
         self.saved = time.perf_counter()
 
-    def begin(self, resume: bool) -> list[dict[str, Any]]:
-        """Go back to the state of the file, if there is one to resume; returns the history so far."""
-        lines = self.state.read(self.path) if self.path and resume and self.path.exists() else []
-        if self.path and not lines:
-            self.state.write(self.path, lines)  # over that of an earlier run, which a resumed one must not go on from
+    def begin(self, resume: bool) -> None:
+        """Go back to the state of the file, if there is one to resume."""
+        if self.path and resume and self.path.exists():
+            self.state.read(self.path)
+        if self.path and not self.state.progress.lines:
+            self.state.write(self.path)  # over that of an earlier run, which a resumed one must not go on from
         self.saved = time.perf_counter()
-        return lines
 
-    def keep(self, lines: list[dict[str, Any]], last: bool) -> None:
+    def keep(self, last: bool) -> None:
         """At the end of an epoch: write, if it is time, or the ``last``."""
         if self.path and (last or time.perf_counter() - self.saved > self.seconds):
-            self.state.write(self.path, lines)
+            self.state.write(self.path)
             self.saved = time.perf_counter()

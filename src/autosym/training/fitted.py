@@ -28,9 +28,10 @@ from autosym.runtime.batching import check_module
 from autosym.runtime.records import pack, unpack
 from autosym.training import checkpoint
 from autosym.training.schedule import Schedule
+from autosym.training.snapshots import Start
 
 FILE, KIND = "fit.safetensors", "autosym fit"
-KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Curvature, Factors)}
+KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Curvature, Factors, Start)}
 EXPECTED = {"schedule": Schedule, "history": list, "evidence": Evidence}
 PRIOR = ("names", "nu", "log_precision", "scales", "mixture_bound")
 ON_DEVICE = ("estimate/curvature/factors/", "estimate/eigenvalues/", "model/", "prior/scales/")  # the model's
@@ -54,6 +55,9 @@ class Fit:
     seed: int = 0
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # of the model as it was fitted, by name in its state
+    start: Start | None = None  # the model as it was given
+    recoveries: int = 0  # how often the run collapsed, and went back to a good snapshot at a lower rate (history says why)
+    epoch: int | None = None  # after which the weights were as they are now; 0 is the start
 
     # Pages are made from fits, so their room comes after this one: autosym/__init__.py gives the methods that write them.
     report: ClassVar[Callable[..., File]]
@@ -65,12 +69,19 @@ class Fit:
         found = (
             f"log evidence {float(self.evidence.log_evidence):.2f} of {self.evidence.samples} samples ({self.likelihood.name})"
         )
-        return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs>"
+        gained = ", nothing was gained" if self.nothing_gained else ""
+        again = f", {self.recoveries} recoveries" if self.recoveries else ""
+        return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs{again}{gained}>"
 
     def __post_init__(self) -> None:
         if not self.weights:
             weights = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
             object.__setattr__(self, "weights", weights)
+
+    @property
+    def nothing_gained(self) -> bool:
+        """Whether no snapshot of the run had more evidence than the given model, which is then returned as it was."""
+        return self.epoch == 0
 
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
@@ -120,6 +131,9 @@ class Fit:
             "likelihood": {"name": self.likelihood.name, "learned": pack(learned, "likelihood", tensors)},
             "seed": self.seed,
             "simplified": self.simplified,
+            "start": pack(self.start, "start", tensors),
+            "recoveries": self.recoveries,
+            "epoch": self.epoch,
         }
         if processes.first():
             checkpoint.write(path, tensors, {**state, "checksum": _checksum(tensors, state)}, KIND)
@@ -207,6 +221,9 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
         seed=state["seed"],
         simplified=state["simplified"],
         weights=weights,
+        start=unpack(state.get("start"), tensors, KINDS),
+        recoveries=state.get("recoveries", 0),
+        epoch=state.get("epoch"),
     )
 
 

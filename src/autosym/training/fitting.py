@@ -15,7 +15,7 @@ import math
 import operator
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path as File
 from typing import Any, Literal
@@ -28,9 +28,9 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import Site, frames, sizes
 from autosym.curvature.verification import Verified, verified
-from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.runtime import arithmetic, processes
+from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import (
     Augment,
     Data,
@@ -47,10 +47,13 @@ from autosym.runtime.graphs import Captured
 from autosym.training import callbacks as told
 from autosym.training import evidence_steps
 from autosym.training.callbacks import Callback
-from autosym.training.checkpoint import Keeper, State
+from autosym.training.checkpoint import Keeper
 from autosym.training.fitted import Fit
+from autosym.training.guarding import choose, fallen, lost, recover, settle, stopped_rising
 from autosym.training.ranges import Ranges
-from autosym.training.schedule import EvidenceStep, Schedule
+from autosym.training.running import Run
+from autosym.training.schedule import Schedule
+from autosym.training.starting import begin
 from autosym.training.steps import Weights
 
 
@@ -60,7 +63,7 @@ def fit(
     likelihood: str | Likelihood = "categorical",
     *,
     schedule: Schedule | Literal["paper"] | None = None,
-    prior_precision: float | Mapping[str, float] = 1.0,
+    prior_precision: float | Mapping[str, float] | None = None,
     nu: float = math.inf,
     evidence_data: Data | None = None,
     augment: Augment | None = None,
@@ -106,47 +109,20 @@ def fit(
     """
     schedule, seed = Schedule.of(schedule, changes), operator.index(seed)
     run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)
-    keeper = Keeper(run.state(data if checkpoint else None), checkpoint, checkpoint_seconds)
-    run.lines = keeper.begin(resume)
+    if checkpoint:
+        run.state.config["checksum of the data"] = checksum(data)
+    keeper = Keeper(run.state, checkpoint, checkpoint_seconds)
+    keeper.begin(resume)
+    lines = run.progress.lines
     with (
         arithmetic.no_denormals(),
         arithmetic.deterministic(deterministic),
-        told.opened(progress, history, tensorboard, [log, *callbacks], run.schedule.epochs, run.lines, run.count) as tell,
+        told.opened(progress, history, tensorboard, [log, *callbacks], run.schedule.epochs, lines, run.count) as tell,
     ):
+        if run.progress.start is None:
+            begin(run)
         train(run, tell, keeper)
         return conclude(run)
-
-
-@dataclass
-class Run:
-    """A fit between its start and its end: what it trains, on what, by which settings, and its history so far."""
-
-    model: nn.Module
-    prior: Prior
-    likelihood: Likelihood
-    schedule: Schedule
-    stream: Stream
-    evidence_data: Data
-    weights: Weights
-    step: Captured  # of the weights, on one batch
-    verified: Verified  # what is known of the model
-    ranges: Ranges
-    count: int  # samples
-    seed: int
-    memory: float | None
-    lines: list[dict[str, Any]]
-
-    def estimate(self, how: EvidenceStep, seed: int) -> Laplace | Kernel:
-        """The expensive pass at the present weights."""
-        at = (self.model, self.evidence_data, self.likelihood, self.prior)
-        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified)
-
-    def state(self, data: Data | None) -> State:
-        """What a checkpoint holds; ``data`` are those whose checksum a resumed run must have, if it can be taken."""
-        config = {"schedule": repr(self.schedule), "seed": self.seed, "samples": self.count}
-        config |= {"checksum of the data": None if data is None else checksum(data), "likelihood": self.likelihood.name}
-        config |= {"nu": repr(self.prior.nu), "prior precision": sorted(set(self.prior.precision().values()))}
-        return State(self.model, self.prior, self.likelihood, self.weights, self.stream, config, self.ranges.tensors())
 
 
 def prepare(
@@ -154,7 +130,7 @@ def prepare(
     data: Data,
     likelihood: str | Likelihood,
     schedule: Schedule,
-    prior_precision: float | Mapping[str, float] = 1.0,
+    prior_precision: float | Mapping[str, float] | None = None,
     nu: float = math.inf,
     evidence_data: Data | None = None,
     augment: Augment | None = None,
@@ -170,7 +146,7 @@ def prepare(
     likelihood = copy.deepcopy(likelihoods.of(likelihood))
     evidence_data = data if evidence_data is None else evidence_data
     count, known = _check(model, data, evidence_data, likelihood, schedule)
-    prior = Prior([site.name for site in known.sites], prior_precision, nu)
+    prior = Prior([site.name for site in known.sites], 1.0 if prior_precision is None else prior_precision, nu)
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
     weights = _weights(known.sites, count, schedule, nu)
@@ -183,30 +159,54 @@ def prepare(
         raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
     if ranges.learned and schedule.every is None:
         schedule = replace(schedule, every=1)  # a range takes one step at each: few would not take it far
+    search, given = schedule.lr is None, prior_precision is not None
     schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
-    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, count, seed, memory, [])
+    settings = (count, seed, memory, search, given)
+    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, *settings)
 
 
 def train(run: Run, tell: Callback, keeper: Keeper) -> None:
     """Every epoch weights, and evidence in those that the schedule names; the history is told and kept."""
-    start = time.perf_counter() - (run.lines[-1]["seconds"] if run.lines else 0.0)
-    evidence_epochs = run.schedule.evidence_epochs()
-    for epoch in range(len(run.lines) + 1, run.schedule.epochs + 1):
-        line: dict[str, Any] = {"epoch": epoch, "loss": _train_weights(run, epoch)}
-        if epoch in evidence_epochs:
-            line |= _learn_prior(run, epoch)
-        line["seconds"] = time.perf_counter() - start
-        run.lines.append(line)
+    progress, clock = run.progress, time.perf_counter()
+    clock -= progress.lines[-1]["seconds"] if progress.lines else 0.0
+    while not run.ended():
+        line = _epoch(run, len(progress.lines) + 1)
+        line["seconds"] = time.perf_counter() - clock
+        progress.lines.append(line)
         tell(line)
-        keeper.keep(run.lines, epoch == run.schedule.epochs)
+        keeper.keep(run.ended())
 
 
 def conclude(run: Run) -> Fit:
-    """The evidence at the weights and precisions where the run ended."""
-    run.ranges.settle()
-    at = run.estimate(run.schedule.last_step, run.seed)
+    """The fit, at the end of the run or where it had more evidence."""
+    at, epoch = choose(run)
+    progress = run.progress
     with torch.no_grad():
-        return Fit(run.model, run.prior, run.likelihood, run.schedule, run.lines, at(run.prior), at, run.seed)
+        found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)
+        return Fit(*found, start=progress.start, recoveries=progress.recoveries, epoch=epoch)
+
+
+def _epoch(run: Run, epoch: int) -> dict[str, Any]:
+    """One epoch of weights, and of precisions if it is time; after a collapse, back to the last good snapshot."""
+    progress, planned = run.progress, run.schedule.evidence_epochs()
+    if epoch == run.settles_after() + 1:
+        settle(run)
+    loss = _train_weights(run, epoch)
+    line: dict[str, Any] = {"epoch": epoch, "loss": loss if math.isfinite(loss) else None}
+    why, learning = lost(run, loss), epoch in planned and progress.stopped is None
+    if learning and not why:
+        try:
+            line |= _learn_prior(run, epoch)
+            why = fallen(run, line)
+        except NotFinite as error:
+            why = str(error)
+    if why:
+        return line | recover(run, why)
+    if learning or (run.schedule.step == "none" and epoch % max(1, run.schedule.epochs // 10) == 0):
+        progress.keep(run.state.snapshot(epoch, line.get("log_evidence")))
+    if learning and run.may_stop and stopped_rising([*progress.lines, line], len(planned)):
+        progress.stopped = epoch
+    return line
 
 
 def _train_weights(run: Run, epoch: int) -> float:
@@ -214,17 +214,17 @@ def _train_weights(run: Run, epoch: int) -> float:
     run.weights.set_prior(run.prior, run.likelihood)
     for number, (x, y) in enumerate(run.stream.epoch(epoch), 1):
         run.ranges.redraw(run.seed, epoch, number)
-        run.weights.lr.fill_(run.schedule.rate((epoch - 1 + min(run.stream.shown / run.count, 1.0)) / run.schedule.epochs))
+        run.weights.lr.fill_(run.rate(epoch - 1 + min(run.stream.shown / run.count, 1.0)))
         run.step(x, y)
-    loss = run.weights.take_loss()
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss} in epoch {epoch}: lower lr (now {run.schedule.lr}), or rescale the inputs")
-    return loss / max(run.stream.shown, 1)
+    return run.weights.take_loss() / max(run.stream.shown, 1)
 
 
 def _learn_prior(run: Run, epoch: int) -> dict[str, Any]:
-    """One evidence step of precisions, noise and ranges; returns what the history says of it."""
-    seed, how = run.seed + epoch, run.schedule.evidence_step
+    """One evidence step of precisions, noise and ranges; returns what the history says of it.
+
+    All steps of a run use the same random draws, so that their evidence can be compared; ranges need new ones.
+    """
+    seed, how = run.seed + (epoch if run.ranges.learned else 0), run.schedule.evidence_step
     run.ranges.redraw(run.seed, epoch, 0)
     at = run.estimate(how, seed)
     evidence_steps.improve(run.prior, run.likelihood, at, how)

@@ -147,7 +147,12 @@ class Schedule:
     def rate(self, done: float) -> float:
         """The rate when the part ``done`` of the run is over: up to ``lr``, then down as a cosine."""
         warm = min(1.0, (done + 1e-3) / self.warmup) if self.warmup else 1.0
-        return (LR if self.lr is None else self.lr) * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
+        return self.peak * warm * max(0.5 * (1 + math.cos(math.pi * done)), 1e-4)
+
+    @property
+    def peak(self) -> float:
+        """The largest rate."""
+        return LR if self.lr is None else self.lr
 
     @property
     def evidence_step(self) -> EvidenceStep:

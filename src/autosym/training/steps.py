@@ -16,7 +16,8 @@ class Weights:
     """Proximal Adam or SGD, at unit likelihood scale (a small noise does not blow up the step).
 
     The likelihood's gradient g, averaged as m, moves the weights by lr m / M, where M is 1 for SGD and Adam's root of the second
-    moment, kept above a hundredth of its mean over the path. The prior's proximal step is in the same metric,
+    moment, kept above a hundredth of its mean over the path. No path moves by more than lr (root mean square): where gradients grow
+    faster than their second moment, Adam's steps would, and the run diverge. The prior's proximal step is in the same metric,
     w <- w / (1 + lr delta / (N M)): it is stable at any precision and leaves g = - delta w / N, the MAP, fixed.
 
     With ``sizes``, Adam's rate is in units of the initial size (root mean square) of each path's weights: a map with many inputs has
@@ -111,8 +112,11 @@ class Weights:
         v.lerp_(g.square(), 0.001)
         metric = (v / (1 - 0.999**self.steps)).sqrt_()
         means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._counts
-        rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
-        return (w - m * rate / (1 - beta**self.steps)) / (1 + self._delta * rate)
+        metric = torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
+        step = m / metric / (1 - beta**self.steps)
+        sizes = torch.stack(torch._foreach_norm(list(self._by_name(step).values()), 2)) / self._counts.sqrt()
+        step = step / sizes.clamp_min(1).index_select(0, self._path)
+        return (w - lr * step) / (1 + self._delta * lr / metric)
 
     def _framed_move(self, w: Tensor, g: Tensor) -> Tensor:
         """Moves in the frames' coordinates. Only the step is mapped back: mapping the weights would round them every time."""

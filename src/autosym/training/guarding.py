@@ -1,0 +1,125 @@
+"""Guards of a run: what a collapse is, what the run goes back to, when it may settle, and where it ends.
+
+A network may forget what the evidence does not want. A collapse is a loss near that of guessing, or evidence far below all
+before, with less evidence than the last good snapshot has.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosym.evidence.kernel import Kernel
+from autosym.evidence.laplace import Laplace
+from autosym.runtime.arithmetic import NotFinite
+from autosym.training.running import Run
+from autosym.training.starting import SLOWER, close
+
+NEAR = 0.5  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
+MOST = 12  # recoveries
+NOISE = 3.0  # nats by which the evidence of two snapshots may differ by chance
+PATIENCE = 1 / 3  # the part of all evidence steps, at least FEWEST, without a rise after which a run settles
+FEWEST = 6
+
+
+def lost(run: Run, loss: float) -> str | None:
+    """Why an epoch with this mean loss is a collapse, or None. Remembers the least loss."""
+    progress = run.progress
+    start = progress.start
+    assert start is not None
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    low, progress.low = progress.low, min(progress.low, loss)
+    explained = start.guess - low
+    if not explained > 0.1 * abs(start.guess) or not loss > low + NEAR * explained:
+        return None
+    kept = progress.snapshots[progress.good].log_evidence
+    now = None if kept is None else _evidence(run)
+    if kept is not None and now is not None and now >= kept:
+        progress.low = loss
+        return None
+    return f"the loss, {loss:.3g}, is near that of guessing, {start.guess:.3g}"
+
+
+def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
+    """Why an evidence step with these figures is a collapse, or None."""
+    now, progress = line["log_evidence"], run.progress
+    if not math.isfinite(now):
+        return f"the log evidence is {now}"
+    kept = progress.snapshots[progress.good].log_evidence
+    gone = sum(line["effective_parameters"].values()) < 1
+    if gone and kept is not None and now < kept:
+        return "no effective parameters are left"
+    before = evidence(progress.lines)
+    if before and now < min(before) - max(max(before) - min(before), abs(min(before))):
+        return f"the log evidence fell to {now:.0f}"
+    return None
+
+
+def recover(run: Run, why: str) -> dict[str, Any]:
+    """Go back to the last good snapshot, at a lower rate; returns what the history says of it."""
+    progress = run.progress
+    progress.recoveries += 1
+    if progress.recoveries > MOST:
+        raise ValueError(
+            f"the run collapsed {progress.recoveries} times, the last time because {why} (at a rate of {_rate(run)}): rescale the inputs"
+        )
+    progress.pace /= SLOWER
+    run.state.put_back(progress.snapshots[progress.good])
+    return {"recovered": {"why": why, "epoch": progress.good, "lr": _rate(run)}}
+
+
+def settle(run: Run) -> None:
+    """Before precisions are fixed: go back to the snapshot with the most evidence, if it is not the last."""
+    best, last = (run.progress.snapshots[epoch] for epoch in (run.progress.best, run.progress.good))
+    if best.epoch and _more(best.log_evidence, None if last.log_evidence is None else last.log_evidence + NOISE):
+        run.state.put_back(best)
+
+
+def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
+    """Whether the last third of the ``planned`` evidence steps brought no more evidence than those before."""
+    values, patience = evidence(lines), max(FEWEST, math.ceil(PATIENCE * planned))
+    return len(values) > patience and max(values[-patience:]) <= max(values[:-patience])
+
+
+def choose(run: Run) -> tuple[Laplace | Kernel, int]:
+    """The model's end: where training ended, at its best snapshot, or at its start, by exact curvature for all.
+
+    Returns the evidence there, as a function of the prior, and the epoch. Nothing but more evidence wins against the end.
+    """
+    progress = run.progress
+    chosen = len(progress.lines)
+    at = run.at_end()
+    value = run.value(at)
+    for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
+        if snapshot.epoch == chosen or not _more(snapshot.log_evidence, value):
+            continue
+        present = run.state.snapshot(chosen, value)
+        run.state.put_back(snapshot)
+        if not snapshot.epoch:
+            close(run)
+        other = run.at_end()
+        if _more(run.value(other), value):
+            at, value, chosen = other, run.value(other), snapshot.epoch
+        else:
+            run.state.put_back(present)
+    return at, chosen
+
+
+def evidence(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The log evidence of all evidence steps."""
+    return [line["log_evidence"] for line in lines if line.get("log_evidence") is not None]
+
+
+def _evidence(run: Run) -> float | None:
+    try:
+        return run.value(run.estimate(run.schedule.evidence_step, run.seed))
+    except NotFinite:
+        return None
+
+
+def _more(one: float | None, other: float | None) -> bool:
+    return one is not None and (other is None or one > other)
+
+
+def _rate(run: Run) -> float:
+    return float(f"{run.schedule.peak * run.progress.pace:.3g}")

@@ -1,0 +1,102 @@
+"""A fit between its start and its end."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Likelihood
+from autosym.bayes.priors import Prior
+from autosym.curvature.verification import Verified
+from autosym.evidence.kernel import Kernel
+from autosym.evidence.laplace import Laplace, left_out
+from autosym.runtime import processes
+from autosym.runtime.batching import Data, Stream
+from autosym.runtime.graphs import Captured
+from autosym.training import evidence_steps
+from autosym.training.checkpoint import State
+from autosym.training.ranges import Ranges
+from autosym.training.schedule import EvidenceStep, Schedule
+from autosym.training.snapshots import Progress
+from autosym.training.steps import Weights
+
+
+@dataclass
+class Run:
+    """What a fit trains, on what, by which settings, and how far it has come."""
+
+    model: nn.Module
+    prior: Prior
+    likelihood: Likelihood
+    schedule: Schedule
+    stream: Stream
+    evidence_data: Data
+    weights: Weights
+    step: Captured  # of the weights, on one batch
+    verified: Verified  # what is known of the model
+    ranges: Ranges
+    count: int  # samples
+    seed: int
+    memory: float | None
+    search: bool = False  # whether the rate of a trained model is to be found
+    given_precision: bool = True  # whether precisions start where the caller said
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        config = {"schedule": repr(self.schedule), "seed": self.seed, "samples": self.count, "likelihood": self.likelihood.name}
+        config |= {"nu": repr(self.prior.nu), "prior precision": sorted(set(self.prior.precision().values()))}
+        trained = (self.model, self.prior, self.likelihood, self.weights, self.stream)
+        self.state = State(*trained, config, self.progress, self.ranges.tensors())
+
+    def estimate(self, how: EvidenceStep, seed: int) -> Laplace | Kernel:
+        """The expensive pass at the present weights."""
+        at = (self.model, self.evidence_data, self.likelihood, self.prior)
+        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified)
+
+    def at_end(self) -> Laplace | Kernel:
+        """The pass by which the ends of a run are compared: on all samples, at the draws that inference uses."""
+        self.ranges.settle()
+        return self.estimate(self.schedule.last_step, self.seed)
+
+    def value(self, at: Laplace | Kernel) -> float | None:
+        """The log evidence at the present precisions and noise, the same in all processes; None if it cannot be."""
+        with torch.no_grad():
+            found = processes.agreed(float(at(self.prior).log_evidence))
+        return found if math.isfinite(found) else None
+
+    def silent(self) -> Tensor:
+        """Which entries of the prior are of paths that compute zero."""
+        out = left_out(self.model, self.prior.names)
+        return torch.tensor([name in out for name in self.prior.names])
+
+    def steps(self) -> int:
+        """How many steps of the weights the whole run may take."""
+        return self.schedule.epochs * math.ceil(self.count / self.stream.together)
+
+    def rate(self, epochs: float) -> float:
+        """The rate when so many epochs are over."""
+        schedule, stopped = self.schedule, self.progress.stopped
+        if stopped is None:
+            return self.progress.pace * schedule.rate(epochs / schedule.epochs)
+        left = 0.5 * (1 + math.cos(math.pi * min(1.0, (epochs - stopped) / max(self._last_part(stopped), 1))))
+        return self.progress.pace * schedule.rate(stopped / schedule.epochs) * max(left, 1e-4)
+
+    def settles_after(self) -> int:
+        """The epoch after which precisions stay as they are."""
+        return self.progress.stopped or max(self.schedule.evidence_epochs(), default=0)
+
+    def ended(self) -> bool:
+        """Whether the run is over: after all epochs, or the last part of a run whose evidence stopped rising."""
+        done, stopped = len(self.progress.lines), self.progress.stopped
+        return done >= (self.schedule.epochs if stopped is None else stopped + self._last_part(stopped))
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it may end early: not while ranges move, and not without a last part at fixed precisions."""
+        return self.schedule.settle > 0 and not self.ranges.learned
+
+    def _last_part(self, stopped: int) -> int:
+        """How many epochs follow at fixed precisions, if there are no more evidence steps after ``stopped``."""
+        wanted = math.ceil(stopped * self.schedule.settle / (1 - self.schedule.settle))
+        return min(wanted, self.schedule.epochs - stopped)

@@ -1,0 +1,127 @@
+"""The start of a run: what the given model explains, its evidence, and the rate that it bears.
+
+A network from scratch has to move far; one that was trained before is undone by the same rate. So the rate of a trained one is found:
+short trials, each from the given weights and undone at its end, at the default rate and at smaller ones, until one does no harm.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from autosym.bayes.likelihoods import Likelihood
+from autosym.evidence.laplace import LOG_PRECISION_RANGE
+from autosym.runtime import processes
+from autosym.training.running import Run
+from autosym.training.snapshots import Start
+
+STEPS = 100  # of a trial
+SLOWER = 3.0  # by this factor rates are lowered, in trials and after a collapse
+TRIALS = 5
+HARM = 0.05  # part of what the model explains: a trial that loses more does harm
+CLOSED_FORM = 30  # steps of precisions and noise at fixed weights: as good as to the end
+
+
+def begin(run: Run) -> None:
+    """Measure the given model; if it was trained before, find its rate, and start at its best precisions."""
+    loss, guess = _losses(run)
+    start = Start(loss, guess, run.schedule.peak)
+    opened = run.prior.log_precision.detach().clone()
+    if start.explains and run.schedule.step != "none":
+        log_evidence = _floor(run)
+        start = Start(loss, guess, start.lr, log_evidence)
+        if not run.given_precision:
+            opened = torch.where(run.silent(), opened, run.prior.log_precision.detach())
+    run.prior.log_precision.data.copy_(opened)
+    if start.explains:
+        run.progress.low = loss
+    if start.explains and run.search:
+        run.progress.pace = _bearable(run, start)
+    run.progress.start = Start(loss, guess, start.lr * run.progress.pace, start.log_evidence)
+    run.progress.keep(run.state.snapshot(0, start.log_evidence))
+
+
+@torch.no_grad()
+def _floor(run: Run) -> float | None:
+    """The evidence of the given weights, at precisions and noise that are learned for them, in place; None if it cannot be."""
+    run.ranges.settle()
+    at = run.estimate(run.schedule.last_step, run.seed)
+    for _ in range(CLOSED_FORM):
+        at.mackay(run.prior)
+    return run.value(at)
+
+
+def _losses(run: Run) -> tuple[float, float]:
+    """The mean loss of the given model on some batches, and that of the best constant output for their targets."""
+    targets, total = [], torch.zeros_like(run.weights.loss)
+    with run.state.trying(), torch.no_grad():
+        for x, y in _batches(run):
+            total += run.likelihood.loss(run.model(x), y) if len(x) else 0.0
+            targets.append(y)
+        run.weights.loss.zero_()
+    own = torch.cat(targets)
+    sums = torch.stack([total, *total.new_tensor([_guess(run, own) * len(own), len(own)])])
+    processes.add(sums)
+    return float(sums[0] / sums[2]), float(sums[1] / sums[2])
+
+
+def _guess(run: Run, targets: Tensor) -> float:
+    """The mean loss of the best constant output."""
+    output = torch.zeros(run.verified.outputs, dtype=torch.float64, device=targets.device, requires_grad=True)
+    likelihood: Likelihood = run.likelihood
+    search = torch.optim.LBFGS([output], max_iter=50, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        y = targets.double() if targets.is_floating_point() else targets
+        found = likelihood.loss(output.expand(len(targets), -1), y) / max(len(targets), 1)
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        search.step(loss)
+        return float(loss().detach())
+
+
+def _bearable(run: Run, start: Start) -> float:
+    """The largest part of the rate at which a trial loses next to nothing of what the model explains."""
+    most = start.loss + HARM * (start.guess - start.loss)
+    paces = [SLOWER**-trial for trial in range(TRIALS)]
+    return next((pace for pace in paces[:-1] if _trial(run, pace) <= most), paces[-1])
+
+
+def _trial(run: Run, pace: float) -> float:
+    """The loss at the end of a short run at ``pace``, which is undone."""
+    steps = min(STEPS, run.steps())
+    late, seen = steps - max(1, steps // 4), torch.zeros_like(run.weights.loss)
+    with run.state.trying():
+        run.weights.set_prior(run.prior, run.likelihood)
+        for number, (x, y) in enumerate(_batches(run)):
+            if number == late:
+                run.weights.take_loss()
+                seen.zero_()
+            run.weights.lr.fill_(pace * run.schedule.rate(number / steps))
+            run.step(x, y)
+            seen += len(x)
+        processes.add(seen)
+        loss = run.weights.take_loss() / max(float(seen), 1.0)
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _batches(run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of a trial: the first of the run."""
+    left = min(STEPS, run.steps())
+    for epoch in count(1):
+        for number, batch in enumerate(run.stream.epoch(epoch), 1):
+            run.ranges.redraw(run.seed, epoch, number)
+            yield batch
+            left -= 1
+            if not left:
+                return
+
+
+def close(run: Run) -> None:
+    """Give silent paths the precision of paths that are gone: a model that is returned as it was given has none."""
+    run.prior.log_precision.data.masked_fill_(run.silent(), LOG_PRECISION_RANGE[1])
