@@ -22,6 +22,7 @@ from autosym.nn import layers, nets
 from autosym.runtime.batching import Stream
 from autosym.training import checkpoint
 from autosym.training.fitting import fit
+from autosym.training.snapshots import Progress, Start
 from autosym.training.steps import Weights
 
 
@@ -144,12 +145,20 @@ def test_all_of_a_state_comes_back(tmp_path):
         prior.scales, prior.mixture_bound = {"weight": torch.rand(1, 3)}, -float(seed)
         weights = Weights(dict(model.named_parameters()), 10, "adam", sizes={"weight": float(seed), "bias": 0.5})
         stream = Stream((torch.randn(10, 4), torch.arange(10) % 3), 5, model, lambda y: None, seed)
-        return checkpoint.State(model, prior, Gaussian(seed), weights, stream, {}, {"more": torch.tensor(seed)})
+        progress = Progress([{"epoch": seed}], Start(1.0, 2.0, 0.1, -3.0), 1 / 3, seed, 0.5)
+        state = checkpoint.State(model, prior, Gaussian(seed), weights, stream, {}, progress, {"more": torch.tensor(seed)})
+        for epoch, log_evidence in ((0, -3.0), (4, -1.0), (8, -2.0)):
+            progress.keep(state.snapshot(epoch, log_evidence))
+        return state
 
     one, two = made(1), made(2)
-    one.write(tmp_path / "c", [{"epoch": 1}])
+    one.write(tmp_path / "c")
     drawn = torch.rand(3)
-    assert two.read(tmp_path / "c") == [{"epoch": 1}]
+    two.read(tmp_path / "c")
+    assert two.progress.state() == one.progress.state()
+    assert (two.progress.lines, two.progress.recoveries, two.progress.good, two.progress.best) == ([{"epoch": 1}], 1, 8, 4)
+    for name, tensor in one.progress.tensors().items():
+        assert torch.equal(two.progress.tensors()[name], tensor), name
     assert torch.equal(torch.rand(3), drawn)
     assert two.prior.mixture_bound == -1
     assert torch.equal(two.prior.scales["weight"], one.prior.scales["weight"])
@@ -247,7 +256,7 @@ BAD = {
     "noise": (lambda p: p.write_bytes(bytes(range(1, 200))), "truncated or not a checkpoint"),
     "foreign": (lambda p: written(p, kind="other"), "not an autosym checkpoint"),
     "newer": (lambda p: written(p, checkpoint.VERSION + 1), "newer than this autosym reads"),
-    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 3, this is 4\): start anew"),
+    "older": (lambda p: written(p, checkpoint.VERSION - 1), r"by an older autosym \(version 4, this is 5\): start anew"),
     "pickle": (pickled, "holds a pickle"),
     "torch.save": (lambda p: torch.save({"a": torch.ones(2)}, p), "holds a pickle"),
 }
@@ -267,7 +276,7 @@ def test_a_run_does_not_resume_from_a_checkpoint_of_version_1(tmp_path):
     """As it was written: without the rates and the noise of version 2, and with the number of steps in the header."""
     fit(network(), classification(), epochs=2, checkpoint=tmp_path / "c")
     tensors, state = checkpoint.read(tmp_path / "c")
-    new = ("weights/steps", "weights/rates", "generator/noise")
+    new = ("steps/weights", "weights/rates", "generator/noise")
     old = {name: tensor for name, tensor in tensors.items() if name not in new}
     assert len(old) == len(tensors) - len(new)
     header = {"format": checkpoint.FORMAT, "version": "1", "state": json.dumps(state | {"steps": 2})}

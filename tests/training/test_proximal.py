@@ -21,7 +21,8 @@ class Loop:
     """Proximal Adam or SGD, one parameter after another.
 
     m and v are running means of g and g^2, and M is 1, or the root of v without its bias, at least a hundredth of its own mean.
-    Then w <- (w - lr m / M) / (1 + lr delta tau sigma^2 / (N M)), with m without its bias (Adam), or summed up (SGD). Relative rates
+    Then w <- (w - lr m / M) / (1 + lr delta tau sigma^2 / (N M)), with m without its bias (Adam), or summed up (SGD).
+    Of Adam, m / M has a root mean square of at most 1. Relative rates
     of Adam are in units of the root mean square of the initial weights, or of 0.1 where all are zero.
     """
 
@@ -30,7 +31,7 @@ class Loop:
         relative = relative and optimiser == "adam"
         self.sizes = {name: float(p.detach().square().mean()) ** 0.5 if relative else 1.0 for name, p in parameters.items()}
         self.m, self.v = ({name: torch.zeros_like(p) for name, p in parameters.items()} for _ in range(2))
-        self.steps, self.floored = 0, 0
+        self.steps, self.floored, self.clipped = 0, 0, 0
 
     def step(self, model, likelihood, x, y, prior, rate):
         loss = likelihood.loss(model(x), y)
@@ -53,7 +54,10 @@ class Loop:
                 least = 0.01 * metric.mean() + 1e-8
                 self.floored += int((metric < least).sum())
                 metric, m, lr_prior = metric.clamp_min(least), self.m[name] / (1 - self.momentum**self.steps), lr
-            w.data = (w.data - lr * m / metric) / (1 + lr_prior * kappa / metric)
+            step = m / metric
+            if self.optimiser == "adam" and (size := float(step.square().mean()) ** 0.5) > 1:
+                step, self.clipped = step / size, self.clipped + 1
+            w.data = (w.data - lr * step) / (1 + lr_prior * kappa / metric)
         return float(loss.detach())
 
 

@@ -151,7 +151,7 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     eigenvalues = curvature.eigenvalues()
     parameters = {site.name: site.parameter.detach().clone() for site in owned}
     out = left_out(model, tuple(eigenvalues))
-    eigenvalues |= {name: tuple(torch.zeros_like(t) for t in eigenvalues[name]) for name in out}
+    eigenvalues |= {name: (torch.zeros_like(eigenvalues[name][0]), torch.zeros_like(eigenvalues[name][1])) for name in out}
     square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in eigenvalues]).cpu()
     sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
     return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood, out)

@@ -109,7 +109,7 @@ class State:
 
     def snapshot(self, epoch: int, log_evidence: float | None) -> Snapshot:
         """A copy of all that training changes."""
-        return Snapshot.of(self._changing(), self.prior, epoch, log_evidence)
+        return Snapshot.of(self._changing(), self.prior, epoch, log_evidence, self.progress.low)
 
     def put_back(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot; random numbers go on."""

@@ -202,7 +202,7 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
             why = str(error)
     if why:
         return line | recover(run, why)
-    if learning or (run.schedule.step == "none" and epoch % max(1, run.schedule.epochs // 10) == 0):
+    if learning or (not progress.best and epoch % run.schedule.pause == 0):  # before the first evidence step there is none yet
         progress.keep(run.state.snapshot(epoch, line.get("log_evidence")))
     if learning and run.may_stop and stopped_rising([*progress.lines, line], len(planned)):
         progress.stopped = epoch

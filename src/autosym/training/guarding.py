@@ -12,9 +12,10 @@ from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.runtime.arithmetic import NotFinite
 from autosym.training.running import Run
+from autosym.training.snapshots import Start
 from autosym.training.starting import SLOWER, close
 
-NEAR = 0.5  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
+NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 MOST = 12  # recoveries
 NOISE = 3.0  # nats by which the evidence of two snapshots may differ by chance
 PATIENCE = 1 / 3  # the part of all evidence steps, at least FEWEST, without a rise after which a run settles
@@ -23,9 +24,7 @@ FEWEST = 6
 
 def lost(run: Run, loss: float) -> str | None:
     """Why an epoch with this mean loss is a collapse, or None. Remembers the least loss."""
-    progress = run.progress
-    start = progress.start
-    assert start is not None
+    progress, start = run.progress, _start(run)
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     low, progress.low = progress.low, min(progress.low, loss)
@@ -60,11 +59,11 @@ def recover(run: Run, why: str) -> dict[str, Any]:
     progress = run.progress
     progress.recoveries += 1
     if progress.recoveries > MOST:
-        raise ValueError(
-            f"the run collapsed {progress.recoveries} times, the last time because {why} (at a rate of {_rate(run)}): rescale the inputs"
-        )
+        raise ValueError(f"the run collapsed {progress.recoveries} times: {why} at a rate of {_rate(run)} too; rescale the inputs")
     progress.pace /= SLOWER
-    run.state.put_back(progress.snapshots[progress.good])
+    good = progress.snapshots[progress.good]
+    run.state.put_back(good)
+    progress.low = good.low
     return {"recovered": {"why": why, "epoch": progress.good, "lr": _rate(run)}}
 
 
@@ -86,8 +85,10 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
 
     Returns the evidence there, as a function of the prior, and the epoch. Nothing but more evidence wins against the end.
     """
-    progress = run.progress
-    chosen = len(progress.lines)
+    progress, chosen = run.progress, len(run.progress.lines)
+    if progress.recoveries and not (progress.good or _start(run).explains):
+        last = next(line["recovered"]["why"] for line in reversed(progress.lines) if "recovered" in line)
+        raise ValueError(f"nothing was learned, as {last}: lower lr (now {run.schedule.peak}), train longer, or rescale the inputs")
     at = run.at_end()
     value = run.value(at)
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
@@ -108,6 +109,11 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
 def evidence(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     """The log evidence of all evidence steps."""
     return [line["log_evidence"] for line in lines if line.get("log_evidence") is not None]
+
+
+def _start(run: Run) -> Start:
+    assert run.progress.start is not None, "begin() comes first"
+    return run.progress.start
 
 
 def _evidence(run: Run) -> float | None:

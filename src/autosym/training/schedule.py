@@ -155,6 +155,11 @@ class Schedule:
         return LR if self.lr is None else self.lr
 
     @property
+    def pause(self) -> int:
+        """Epochs from one evidence step to the next."""
+        return max(1, round(self.epochs / 25)) if self.every is None else self.every
+
+    @property
     def evidence_step(self) -> EvidenceStep:
         """How an evidence step of this run is taken."""
         return EvidenceStep(**{field.name: getattr(self, field.name) for field in fields(EvidenceStep)})
@@ -169,7 +174,7 @@ class Schedule:
         if self.step == "none":
             return range(0)
         burn_in = self.epochs // 10 if self.burn_in is None else self.burn_in
-        every = max(1, round(self.epochs / 25)) if self.every is None else self.every
+        every = self.pause
         first = min(burn_in + every, self.epochs)  # a short run has one evidence step
         if burn_in >= self.epochs:
             raise ValueError(f"burn_in = {burn_in} leaves no evidence step in {self.epochs} epochs: lower it, or step='none'")

@@ -35,19 +35,23 @@ EXPLAINED = 0.1  # of the loss of guessing: what a trained model explains at lea
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a run changes, as it was after ``epoch`` epochs, and the log evidence then (None: not taken)."""
+    """Everything that a run changes, as it was after ``epoch`` epochs, and the log evidence then (None: not taken).
+
+    ``low`` is the least loss of an epoch up to then.
+    """
 
     epoch: int
     log_evidence: float | None
+    low: float
     mixture_bound: float
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], prior: Prior, epoch: int, log_evidence: float | None) -> "Snapshot":
+    def of(cls, tensors: Mapping[str, Tensor], prior: Prior, epoch: int, log_evidence: float | None, low: float) -> "Snapshot":
         """A copy of ``tensors`` and of the scales of ``prior``."""
         copied = {name: t.detach().clone() for name, t in tensors.items()}
         copied |= {f"scales/{name}": t.clone() for name, t in prior.scales.items()}
-        return cls(epoch, log_evidence, prior.mixture_bound, copied)
+        return cls(epoch, log_evidence, low, prior.mixture_bound, copied)
 
     @torch.no_grad()
     def put_back(self, tensors: Mapping[str, Tensor], prior: Prior) -> None:
@@ -84,9 +88,9 @@ class Progress:
     def state(self) -> dict[str, Any]:
         """What JSON can hold of it."""
         plain = {name: getattr(self, name) for name in ("lines", "pace", "recoveries", "good", "best", "stopped")}
-        kept = {epoch: [s.log_evidence, s.mixture_bound] for epoch, s in self.snapshots.items()}
+        kept = {epoch: [s.log_evidence, _number(s.low), s.mixture_bound] for epoch, s in self.snapshots.items()}
         start = asdict(self.start) if self.start else None
-        return plain | {"low": self.low if math.isfinite(self.low) else None, "start": start, "snapshots": kept}
+        return plain | {"low": _number(self.low), "start": start, "snapshots": kept}
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of all snapshots, by epoch and name."""
@@ -96,9 +100,14 @@ class Progress:
         """Go back to what ``state()`` and ``tensors()`` were. A KeyError, TypeError or ValueError if they are no such thing."""
         found = {name: state[name] for name in ("pace", "recoveries", "good", "best", "stopped")}
         snapshots = {}
-        for epoch, (log_evidence, mixture_bound) in state["snapshots"].items():
+        for epoch, (log_evidence, low, mixture_bound) in state["snapshots"].items():
             own = {n.split("/", 2)[2]: t for n, t in tensors.items() if n.startswith(f"kept/{epoch}/")}
-            snapshots[int(epoch)] = Snapshot(int(epoch), log_evidence, mixture_bound, own)
+            snapshots[int(epoch)] = Snapshot(int(epoch), log_evidence, math.inf if low is None else low, mixture_bound, own)
         start = None if state["start"] is None else Start(**state["start"])
         low = math.inf if state["low"] is None else state["low"]
         self.__dict__.update(found, lines=list(state["lines"]), low=low, start=start, snapshots=snapshots)
+
+
+def _number(value: float) -> float | None:
+    """As JSON takes it."""
+    return value if math.isfinite(value) else None

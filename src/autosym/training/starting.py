@@ -57,7 +57,7 @@ def _losses(run: Run) -> tuple[float, float]:
     """The mean loss of the given model on some batches, and that of the best constant output for their targets."""
     targets, total = [], torch.zeros_like(run.weights.loss)
     with run.state.trying(), torch.no_grad():
-        for x, y in _batches(run):
+        for x, y in _batches(run, min(STEPS, math.ceil(run.count / run.stream.together))):
             total += run.likelihood.loss(run.model(x), y) if len(x) else 0.0
             targets.append(y)
         run.weights.loss.zero_()
@@ -98,7 +98,7 @@ def _trial(run: Run, pace: float) -> float:
     late, seen = steps - max(1, steps // 4), torch.zeros_like(run.weights.loss)
     with run.state.trying():
         run.weights.set_prior(run.prior, run.likelihood)
-        for number, (x, y) in enumerate(_batches(run)):
+        for number, (x, y) in enumerate(_batches(run, steps)):
             if number == late:
                 run.weights.take_loss()
                 seen.zero_()
@@ -110,9 +110,8 @@ def _trial(run: Run, pace: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _batches(run: Run) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a trial: the first of the run."""
-    left = min(STEPS, run.steps())
+def _batches(run: Run, left: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first batches of the run."""
     for epoch in count(1):
         for number, batch in enumerate(run.stream.epoch(epoch), 1):
             run.ranges.redraw(run.seed, epoch, number)
