@@ -1,6 +1,7 @@
 """A memory budget changes how many samples go at a time, and nothing else; running out of memory is named."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,8 +24,12 @@ SAMPLE = 1000  # bytes
 def known(monkeypatch):
     """Every sample takes SAMPLE bytes: ``memory=known(3)`` is enough for three, and for no more."""
     for module in (kronecker, verification):
-        monkeypatch.setattr(module, "verify", lambda *inputs, **options: verify(*inputs, **options) and SAMPLE)
+        monkeypatch.setattr(module, "verify", lambda *some, **more: replace(verify(*some, **more), bytes_per_sample=SAMPLE))
     return lambda samples: (samples + 0.5) * SAMPLE / 2**30
+
+
+def bytes_of(model, x):
+    return verify(model, x).bytes_per_sample
 
 
 def taken(model, data, likelihood="categorical", **options):
@@ -120,16 +125,16 @@ def test_a_fit_takes_a_budget_for_its_evidence(step, known):
 def test_what_a_sample_takes_grows_with_the_map_and_not_with_the_number_of_samples():
     model = randomised(nn.Sequential(nn.Conv2d(2, 8, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)))
     small, large = (torch.randn(8, 2, size, size, dtype=torch.float64) for size in (8, 16))
-    assert verify(model, small) == pytest.approx(verify(model, small[:2].clone()), rel=1e-2)
-    assert verify(model, large) > 4 * verify(model, small)
+    assert bytes_of(model, small) == pytest.approx(bytes_of(model, small[:2].clone()), rel=1e-2)
+    assert bytes_of(model, large) > 4 * bytes_of(model, small)
     columns, outputs = (8 * positions * 14 * 14 for positions in (2 * 9, 8))  # of float64: patches, and what autograd keeps
-    assert 3 * columns + outputs <= verify(model, large) <= 2 * (3 * columns + outputs)
+    assert 3 * columns + outputs <= bytes_of(model, large) <= 2 * (3 * columns + outputs)
 
 
 def test_a_budget_is_of_what_samples_take():
     """By the estimate itself: a tenth of the memory of a batch of 20 is that of few samples, twice as much that of more."""
     model, data = convnet(), draw("categorical", 20, (2, 6, 5))
-    whole = 20 * verify(model, data[0]) / 2**30
+    whole = 20 * bytes_of(model, data[0]) / 2**30
     largest = [max(taken(model, data, memory=part * whole)[1]) for part in (0.001, 0.1, 0.2, 100)]
     assert largest[0] == 1
     assert largest[-1] == 20
@@ -140,14 +145,14 @@ def test_a_budget_is_of_what_samples_take():
 def test_what_a_sample_takes_does_not_depend_on_the_batch_it_is_of():
     """Two samples are a view of 4096: of the storage only their part counts."""
     model, (x, _) = mlp(5, 4, 3), draw("categorical", 4096)
-    assert verify(model, x[:2]) == pytest.approx(verify(model, x[:2].clone()), rel=0.01)
+    assert bytes_of(model, x[:2]) == pytest.approx(bytes_of(model, x[:2].clone()), rel=0.01)
 
 
 def test_frozen_weights_are_no_activations():
     model, (x, _) = mlp(5, 500, 500, 3), draw("categorical", 2)
-    whole = verify(model, x)
+    whole = bytes_of(model, x)
     model[2].requires_grad_(False)
-    assert verify(model, x) < 2 * whole
+    assert bytes_of(model, x) < 2 * whole
 
 
 @pytest.mark.parametrize(("free", "taken"), [(4, 2), (32, 16), (139, 16)])

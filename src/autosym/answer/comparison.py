@@ -3,7 +3,8 @@
     p(M_i | D) = p(D | M_i) / sum_j p(D | M_j)          under equal prior odds
 
 One nat is a factor of e in the odds. The numbers are only as good as the approximation of the evidence. Models with different
-data or likelihoods are refused. A warning beside a model names anything else that may mislead.
+data or likelihoods are refused. A model whose evidence has failed (``evidence.possible``) is listed last, and not ranked. A
+warning beside a model names anything else that may mislead.
 """
 
 import math
@@ -18,8 +19,10 @@ from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
-from autosym.evidence import verdicts
+from autosym.evidence import possible, verdicts
+from autosym.evidence.cautions import Failed
 from autosym.linear.path import Path
+from autosym.runtime import arithmetic
 from autosym.runtime.batching import Data
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
@@ -30,6 +33,7 @@ from autosym.training.fitting import fit
 class Compared:
     """One model of a comparison. ``difference`` is to the best, in nats, never positive; ``probability`` assumes equal prior odds.
 
+    If its evidence must not be used, ``failed`` says why, and both are NaN.
     ``short_of_mode`` estimates how many nats the log posterior would still rise (None without data to measure it).
     ``unlearned`` estimates how many nats the evidence would rise if precisions took one more closed-form step at these weights.
     """
@@ -42,11 +46,12 @@ class Compared:
     short_of_mode: float | None
     unlearned: float
     warnings: tuple[str, ...]
+    failed: Failed | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models ordered by their evidence, the best first; prints as a table. ``fits`` holds the fit of each model by name."""
+    """Models ordered by their evidence, the best first, failed ones last; prints as a table. ``fits`` holds each fit by name."""
 
     models: tuple[Compared, ...]
     fits: Mapping[str, Fit] = field(repr=False)
@@ -56,12 +61,17 @@ class Comparison:
 
     @property
     def best(self) -> Compared:
-        return self.models[0]
+        """The model with the most evidence. A ValueError if the evidence of every model has failed."""
+        best = self.models[0]
+        if best.failed:
+            raise ValueError(f"no model is the best, as the evidence of none can be used; {best.name}: {best.failed}")
+        return best
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Ready for JSON."""
-        return [{**vars(model), "warnings": list(model.warnings)} for model in self.models]
+        """Ready for JSON. Of a model whose evidence has failed, NaN becomes None."""
+        rows = [{**vars(m), "warnings": list(m.warnings), "failed": m.failed is not None} for m in self.models]
+        return [row | ({"difference": None, "probability": None} if row["failed"] else {}) for row in rows]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -72,7 +82,8 @@ class Comparison:
         rows = [("model", "log evidence", "per sample", "difference", "probability", "short of a mode")]
         for m in self.models:
             short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
-            numbers = (f"{m.log_evidence:.2f}", f"{m.per_sample:.4f}", f"{m.difference:.2f}", f"{m.probability:.3g}", short)
+            ranks = ("failed", "-") if m.failed else (f"{m.difference:.2f}", f"{m.probability:.3g}")
+            numbers = (f"{m.log_evidence:.2f}", f"{m.per_sample:.4f}", *ranks, short)
             rows.append((m.name, *numbers))
         return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
 
@@ -113,7 +124,8 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
     _refuse_other_data(fits)
     values = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
     short = {name: None if data is None else short_of_mode(f, data) for name, f in fits.items()}
-    order = sorted(values, key=lambda name: -values[name])
+    failed = {name: why for name, f in fits.items() if (why := possible.failure(f.estimate, f.prior))}
+    order = sorted(values.keys() - failed.keys(), key=lambda name: -values[name])
     compared = []
     for place, (name, probability) in enumerate(zip(order, probabilities([values[n] for n in order]), strict=True)):
         margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
@@ -122,6 +134,10 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
         row = (name, values[name], values[name] / samples, difference, probability, short[name], unlearned, tuple(warnings))
         compared.append(Compared(*row))
+    for name, why in failed.items():
+        per_sample, unlearned = values[name] / fits[name].evidence.samples, _unlearned(fits[name])
+        row = (name, values[name], per_sample, math.nan, math.nan, short[name], unlearned, (why.unranked(),))
+        compared.append(Compared(*row, why))
     return Comparison(tuple(compared), fits)
 
 
@@ -147,6 +163,7 @@ def short_of_mode(fitted: Fit, data: Data) -> float:
     return total
 
 
+@arithmetic.true_float32()
 def _likelihood_gradients(fitted: Fit, data: Data) -> dict[str, Tensor]:
     """The gradient of the log-likelihood of all data at unit scale, by path name."""
     owned = {site.name: site.parameter for site in sites(fitted.model)}

@@ -412,3 +412,15 @@ def classes(likelihood: Likelihood, outputs: int) -> int | None:
     """The number of classes; None if targets are not classes."""
     logits = likelihood.logits(torch.zeros(1, outputs))
     return None if logits is None else logits.shape[-1]
+
+
+def relabels(likelihood: Likelihood, outputs: int) -> bool:
+    """Whether permuting outputs permutes the classes in the same way; with one output, whether its sign swaps two classes."""
+    f = torch.arange(1.0, outputs + 1).cos()[None]  # no two are alike
+    logits = likelihood.logits(f)
+    if logits is None or logits.shape[-1] != max(outputs, 2):
+        return False
+    p = logits.softmax(-1)
+    orders = [*range(1, outputs), 0], [1, 0, *range(2, outputs)]  # all permutations are products of these two
+    moved = [(-f, p.flip(-1))] if outputs == 1 else [(f[:, order], p[:, order]) for order in orders]
+    return all(torch.allclose(likelihood.logits(g).softmax(-1), q) for g, q in moved)  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ from autosym.curvature.tape import Tape
 from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
-from autosym.runtime import processes
+from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
 
@@ -41,6 +41,7 @@ class Curvature:
     """Factors of every path, the statistic of the log-likelihood, and the true counts of samples and outputs.
 
     ``fingerprint`` tells data sets apart, regardless of order and batches (see ``fingerprint``); None if it was not taken.
+    ``classes_seen`` counts the classes that occur, if the prior does not know which is which (see ``evidence.possible``); else 0.
     """
 
     factors: dict[str, Factors]
@@ -48,6 +49,7 @@ class Curvature:
     samples: int
     outputs: int
     fingerprint: Tensor | None = None
+    classes_seen: int = 0
 
     def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
         """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
@@ -89,6 +91,7 @@ def kfac(
     seed: int = 0,
     allow_partial: bool = False,
     verified: Verified | None = None,
+    tf32: bool = False,
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
 
@@ -101,7 +104,8 @@ def kfac(
     ``batch_size`` samples are taken at a time: by default 256, or 8192 on a GPU; a loader has its own batches. Fewer are taken
     if they would need more than ``memory`` GiB beside the factors: by default 2, or on a GPU half of the free memory, at most
     16. The result does not depend on either. ``verified`` is what an earlier pass found out about the model. Each of several
-    processes (``torch.distributed``) takes its part of the samples, and all get the same result.
+    processes (``torch.distributed``) takes its part of the samples, and all get the same result. Arithmetic has the full
+    precision of float32, on a GPU too; with ``tf32`` it is as torch is set, which by default means TF32 for convolutions.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
@@ -109,12 +113,12 @@ def kfac(
     owned = sites(model, expand_bias) if verified is None else verified.sites
     tape = Tape(owned, sums.add_inputs)
 
-    def cost(x: Tensor) -> float:
-        return verify(model, x, expand_bias, owned) if verified is None else verified.bytes_per_sample
+    def check(x: Tensor) -> Verified:
+        return verify(model, x, expand_bias, owned) if verified is None else verified
 
     options: dict[str, Any] = {"subset": subset, "sampled": sampled, "seed": seed, "allow_partial": allow_partial}
-    shown = Pass(model, data, likelihood, batch_size, cost, memory=memory, **options)
-    with processes.agreeing(), tape, torch.enable_grad():
+    shown = Pass(model, data, likelihood, batch_size, check, memory=memory, **options)
+    with processes.agreeing(), arithmetic.true_float32(not tf32), tape, torch.enable_grad():
         for x, y, record, places in shown:
             f = tape.record(model, x) if record else tape.forward(model, x)
             shown.add(f.detach(), y)
@@ -123,7 +127,7 @@ def kfac(
                     sums.add_rows(names, g)
     shown.finish(*sums.A.values(), *sums.G.values())
     factors = sums.factors([site.name for site in tape.sites], shown.samples, shown.used, share_blocks)
-    return Curvature(factors, shown.statistic, shown.samples, shown.outputs, shown.fingerprint)
+    return Curvature(factors, shown.statistic, shown.samples, shown.outputs, shown.fingerprint, shown.classes_seen)
 
 
 class _Sums:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature.verification import Verified
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, Numbered, check_loader, check_seen, size_of, to_model
 
@@ -16,11 +18,11 @@ class Pass:
 
         for x, y, record, places in shown:      record: take curvature from this part?  places: its indices among all samples
             shown.add(model(x), y)
-        shown.finish()                          then samples, used, outputs, statistic and fingerprint are known
+        shown.finish()                          then samples, used, outputs, statistic, fingerprint and classes_seen are known
 
-    ``cost`` gives the bytes that one sample needs, measured on two samples. A part holds as many samples as fit into ``memory``
-    (GiB), and at most ``batch_size``. Curvature is taken from ``subset`` samples (default: all). ``sampled`` draws noise by
-    ``seed``. Each process takes its part of the samples, unless ``alone``.
+    ``verify`` finds out, from two samples, how many bytes one needs. A part holds as many samples as fit into ``memory`` (GiB),
+    and at most ``batch_size``. Curvature is taken from ``subset`` samples (default: all). ``sampled`` draws noise by ``seed``.
+    Each process takes its part of the samples, unless ``alone``.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class Pass:
         data: Data,
         likelihood: Likelihood,
         batch_size: int | None = None,
-        cost: Callable[[Tensor], float] | None = None,
+        verify: Callable[[Tensor], Verified] | None = None,
         *,
         memory: float | None = None,
         subset: int | None = None,
@@ -42,10 +44,12 @@ class Pass:
         self.model, self.data, self.likelihood, self.allow_partial = model, data, likelihood, allow_partial
         self.device = next(model.parameters()).device
         self.chosen, self.signs = choose(subset, size_of(data), seed), Signs(seed) if sampled else None
-        self.cost, self.memory, self.parts = cost, memory, 1 if alone else shares(data)
+        self.verify, self.memory, self.parts = verify, memory, 1 if alone else shares(data)
         batch_size = (8192 if self.device.type == "cuda" else 256) if batch_size is None else batch_size
         self.stream = Numbered(data, batch_size, processes.rank() % self.parts, self.parts)
-        self.samples = self.used = self.outputs = 0
+        self.samples = self.used = self.outputs = self.classes_seen = 0
+        self.exchangeable = False
+        self.labels: Tensor | None = None  # which classes were seen (K,), if permuting outputs permutes classes
         self.statistic = torch.zeros((), dtype=torch.float64, device=self.device)
         self.fingerprint = torch.zeros(5, dtype=torch.float64, device=self.device)
 
@@ -53,8 +57,10 @@ class Pass:
         limit = 2**31
         for x, y, places in self.stream:
             x, y = to_model(x, y, self.model, f"samples {places[0]} to {places[-1]}")
-            if not self.samples and self.cost is not None:
-                limit = max(1, int(min(budget(self.memory, self.device) / self.cost(x[:2]), limit)))
+            if not self.samples and self.verify is not None:
+                found = self.verify(x[:2])
+                limit = max(1, int(min(budget(self.memory, self.device) / found.bytes_per_sample, limit)))
+                self.exchangeable = found.exchangeable
             self.samples += len(x)
             self.fingerprint += fingerprint(x, y)
             mask = None if self.chosen is None else self.chosen[places % len(self.chosen)]
@@ -71,12 +77,16 @@ class Pass:
         self.likelihood.check(f.shape[1], y)
         if not self.outputs:
             self.likelihood.check_outputs(f, self.model)
+            relabels = likelihoods.relabels(self.likelihood, f.shape[1])
+            self.labels = self.statistic.new_zeros(max(f.shape[1], 2)) if relabels else None
         self.outputs = f.shape[1]
 
     def add(self, f: Tensor, y: Tensor) -> None:
         """Add the likelihood's statistic of one part with outputs f (B, outputs) and targets y."""
         self.check(f, y)
         self.statistic = self.statistic + self.likelihood.statistic(f, y).double()
+        if self.labels is not None and y.numel() == len(y):
+            self.labels += torch.isin(torch.arange(len(self.labels), device=y.device), y.detach().flatten().long())
 
     def columns(self, f: Tensor, places: Tensor) -> Sequence[Tensor]:
         """The columns (B, outputs) of the root of the output Hessian at f; if ``sampled``, one random combination of them."""
@@ -89,9 +99,12 @@ class Pass:
         """Add up the sums of all processes in place, ``others`` included. Refuse data unless each sample was shown once."""
         if self.parts > 1:
             seen = self.stream.seen
-            counts = torch.tensor([self.samples, self.used, seen], dtype=torch.float64, device=self.device)
-            processes.add(counts, self.statistic, self.fingerprint, *others)
-            self.samples, self.used, total = (int(n) for n in counts)
+            own = [self.samples, self.used, seen, not self.exchangeable]
+            counts = torch.tensor(own, dtype=torch.float64, device=self.device)
+            labels = [] if self.labels is None else [self.labels]
+            processes.add(counts, self.statistic, self.fingerprint, *labels, *others)
+            self.samples, self.used, total, unlike = (int(n) for n in counts)
+            self.exchangeable = not unlike
             if total != processes.count() * seen:
                 raise ValueError(
                     f"process {processes.rank()} was shown {seen} samples, all {processes.count()} together {total}: "
@@ -99,6 +112,8 @@ class Pass:
                 )
         check_seen(self.samples, self.data, self.allow_partial)
         self.statistic, self.fingerprint = self.statistic.cpu(), self.fingerprint.cpu()
+        if self.labels is not None and self.exchangeable:
+            self.classes_seen = int((self.labels > 0).sum())
 
 
 TARGETS = slice(0, 2)  # the sums of a fingerprint over targets only

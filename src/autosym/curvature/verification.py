@@ -9,16 +9,26 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import Site, sites
 from autosym.curvature.tape import Tape
-from autosym.runtime import processes
+from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import check_module, to_model
 
 
-def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequence[Site] | None = None) -> float:
+@dataclass(frozen=True)
+class Verified:
+    """Facts about a model that passed the checks for curvature, so that later passes need not check again."""
+
+    sites: tuple[Site, ...]
+    bytes_per_sample: float  # that a pass needs: what autograd keeps, and three times the largest columns or rows
+    outputs: int
+    exchangeable: bool = False  # whether permuting the outputs is a symmetry of the prior (see ``_are_alike``)
+
+
+@arithmetic.true_float32()
+def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequence[Site] | None = None) -> Verified:
     """Compare every parameter's gradient with the one that its path's rows and columns give, on a few samples.
 
     They differ if a parameter acts outside its path (used in a function, reparametrised), or if a path is wrongly defined.
-    Returns the bytes that a pass needs per sample: what autograd keeps, and three times the largest columns or rows.
     """
     x = x.clone()  # a storage of its own, so that its bytes count these samples alone
     columns: dict[str, Tensor] = {}
@@ -33,9 +43,10 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
     with Tape(owned, see, weights=True, reduce=False) as tape, torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             f = tape.record(model, x)
-        cotangent = torch.ones_like(f) / torch.arange(1, f.shape[1] + 1, device=f.device)
+        cotangent = _direction(f.shape[1]).to(f).expand_as(f)
         rows = {name: rows for names, rows in tape.backward(f, cotangent) for name in names}
         gradients = torch.autograd.grad(f, [site.parameter for site in owned], cotangent, allow_unused=True)
+    direction, head = cotangent[0], []
     for site, gradient in zip(owned, gradients, strict=True):
         expected = torch.einsum("bsko,bski->koi", rows[site.name], columns[site.name]).flatten()
         actual = torch.zeros_like(expected) if gradient is None else gradient.flatten()
@@ -44,10 +55,37 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
                 f"the gradient of {site.name} is not what its layer's inputs and outputs give: it is also used outside "
                 f"{type(site.module).__name__}, or reparametrised; use it once, as the layer's own weight, or freeze it"
             )
+        if _is_head(rows[site.name], direction):
+            head.append(expected * site.parameter.detach().flatten())
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     activations = sum(size for where, size in kept.items() if where not in weights)
     largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
-    return (activations + 3 * largest) / len(x)
+    return Verified(tuple(owned), (activations + 3 * largest) / len(x), f.shape[1], _are_alike(f.detach(), direction, head))
+
+
+def _direction(outputs: int) -> Tensor:
+    """A direction of the outputs without any pattern. It sums to zero, as a log-softmax at the end changes no such direction."""
+    direction = torch.arange(1.0, outputs + 1).cos()
+    return direction - direction.mean() if outputs > 1 else torch.ones(1)
+
+
+def _are_alike(f: Tensor, direction: Tensor, terms: Sequence[Tensor]) -> bool:
+    """Whether the outputs are f = sum of c W a over paths, with the same inputs a and factor c for every row of W.
+
+    Each path has one precision for all rows of its W. So permuting the outputs, or changing their sign, is a symmetry of the
+    prior, whatever the layers below are. A head with frozen weights, or with fixed numbers for some class, is not of this form,
+    unless they are zero. It is tested along one ``direction``, by the ``terms`` of paths of which ``_is_head`` holds.
+    """
+    parts = [(f * direction).double(), *(-t.double() for t in terms)]
+    return bool(terms) and abs(sum(float(t.sum()) for t in parts)) <= 1e-5 * sum(float(t.abs().sum()) for t in parts)
+
+
+def _is_head(rows: Tensor, direction: Tensor) -> bool:
+    """Whether rows (B, S, 1, D) are multiples of the direction of outputs that they come from, so W has one row for each output."""
+    if rows.shape[2:] != (1, len(direction)):
+        return False
+    along = (rows @ direction / direction.square().sum())[..., None] * direction
+    return float(rows.norm()) > 0 and float((rows - along).norm()) <= 1e-4 * float(rows.norm())
 
 
 def check_factor(name: str, letter: str, factor: Tensor) -> None:
@@ -59,15 +97,6 @@ def check_factor(name: str, letter: str, factor: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Verified:
-    """Facts about a model that passed the checks for curvature, so that later passes need not check again."""
-
-    sites: tuple[Site, ...]
-    bytes_per_sample: float  # that a pass needs
-    outputs: int
-
-
 def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> Verified:
     """Refuse a model, a few samples and a likelihood that do not fit together. An error in one process is an error in all."""
     refuse_batch_dependence(model)
@@ -76,7 +105,7 @@ def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> 
     with processes.agreeing():
         owned = sites(model)
         x, y = to_model(x, y, model, "the first samples")
-        cost = verify(model, x, owned=owned)
+        found = verify(model, x, owned=owned)
         with Tape(owned, see) as tape, torch.enable_grad():
             recorded = tape.record(model, x)
             f = recorded.detach()
@@ -86,7 +115,7 @@ def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> 
             likelihood.check_outputs(f, model)
             for names, rows in tape.backward(recorded, _root(likelihood, f, y).to(f)[:, :, 0]):
                 check_factor(", ".join(names), "G", rows.square().sum())
-    return Verified(tuple(owned), cost, f.shape[1])
+    return found
 
 
 def _root(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:

@@ -50,6 +50,58 @@ class Guessing:
         return f"Nothing is established yet: the log evidence, {figures}{remedy}"
 
 
+class Failed:
+    """The Laplace approximation has failed, so the evidence must not be used (``evidence.possible``)."""
+
+    lr: float | None
+
+    @property
+    def why(self) -> str:
+        raise TypeError(f"{type(self).__name__} does not say why")
+
+    def unranked(self) -> str:
+        """What a comparison says beside such a model."""
+        return f"its evidence must not be used, so it is not ranked: {self.why}"
+
+    def __str__(self) -> str:
+        return (
+            f"The evidence must not be used: {self.why}. The Laplace approximation has failed here, and shares, precisions and "
+            f"predictive() say nothing. The network's own outputs and its accuracy are not affected. Try {_slower(self.lr)}."
+        )
+
+
+@dataclass(frozen=True)
+class Impossible(Failed):
+    """The log evidence is larger than ``most``, the most that it can be."""
+
+    log_evidence: float
+    most: float
+    lr: float | None = None
+
+    @property
+    def why(self) -> str:
+        reason = "the prior does not know which class is which" if self.most else "it is the logarithm of a probability"
+        return (
+            f"a log evidence of {self.log_evidence:.3g} cannot be, as for these labels it is at most {self.most:.3g} ({reason})"
+        )
+
+
+@dataclass(frozen=True)
+class Saturated(Failed):
+    """Labels are ``explained`` (1: all, with certainty), but with fewer ``effective_parameters`` than at a mode of the posterior."""
+
+    effective_parameters: float
+    explained: float
+    lr: float | None = None
+
+    @property
+    def why(self) -> str:
+        return (
+            f"{self.effective_parameters:.2g} effective parameters are too few for labels that are explained to {self.explained:.0%}; "
+            "at a mode of the posterior there are more (the softmax is saturated)"
+        )
+
+
 @dataclass(frozen=True)
 class Unused:
     """``layers`` have less than one effective parameter: too little to judge their shares by."""
@@ -122,7 +174,7 @@ class Moving:
         return f"Over the last quarter of the steps {moved}: train longer, or take more or longer steps (every=1, hyper_lr)."
 
 
-Caution = OneClass | Dead | Guessing | Unused | Little | OneStep | Unsteady | Rising | Moving
+Caution = OneClass | Dead | Guessing | Failed | Unused | Little | OneStep | Unsteady | Rising | Moving
 
 
 def _by_name(layers: Sequence[str]) -> str:

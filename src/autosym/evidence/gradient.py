@@ -15,6 +15,7 @@ eigendecomposition.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,12 @@ from torch import Tensor, nn
 
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import Pass, alike
+from autosym.curvature.passes import Pass, alike, budget
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import verify
 from autosym.evidence.laplace import Laplace
 from autosym.linear.path import Definition, Path
-from autosym.runtime import processes
+from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
 GRAPH = 4  # times the memory of a pass without a second derivative
@@ -60,8 +61,14 @@ def gradient(
     against = _Against(at, prior, device, 1 / count, at.samples / count)
     batch_size = 1024 if batch_size is None and device.type == "cuda" else batch_size
     options: dict[str, Any] = {"subset": subset, "sampled": sampled, "seed": seed, "allow_partial": True}
-    shown = Pass(model, data, at.likelihood, batch_size, lambda x: GRAPH * verify(model, x), memory=memory, **options)
-    with processes.agreeing(), torch.enable_grad(), Tape(sites(model), against.see, graph=True) as tape:
+    within = budget(memory, device) / GRAPH / 2**30
+    shown = Pass(model, data, at.likelihood, batch_size, partial(verify, model), memory=within, **options)
+    with (
+        processes.agreeing(),
+        arithmetic.true_float32(),
+        torch.enable_grad(),
+        Tape(sites(model), against.see, graph=True) as tape,
+    ):
         for x, y, record, places in shown:
             with asking(leaves):
                 f = tape.record(model, x) if record else model(x)

@@ -22,9 +22,10 @@ from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.curvature.verification import linearised, refuse_batch_dependence, verify
+from autosym.evidence import possible
 from autosym.evidence.laplace import closed_form_step, left_out
 from autosym.evidence.record import Evidence
-from autosym.runtime import processes
+from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import Data, check_seen, size_of
 
@@ -46,13 +47,15 @@ class Kernel:
     likelihood: Likelihood
     bound_of: str | None
     fingerprint: Tensor | None = None  # of the data
+    classes_seen: int = 0  # see ``Curvature``
 
     def __call__(self, prior: Prior) -> Evidence:
         log_det = self.weight * 2 * self._roots(prior).diagonal(dim1=1, dim2=2).log().sum()
         log_likelihood = self.likelihood.log_likelihood(self.statistic, self.samples * self.outputs)
         log_prior = prior.log_density(self.square_norms, self.sizes).sum()
         complexity = 0.5 * (log_det + (self.sizes * (prior.log_precision - math.log(2 * math.pi))).sum())
-        return Evidence(log_likelihood, log_prior, complexity, self.samples, self.bound_of)
+        most = possible.most(self.likelihood, self.outputs, self.classes_seen)
+        return Evidence(log_likelihood, log_prior, complexity, self.samples, self.bound_of, most)
 
     def effective_parameters(self, prior: Prior) -> Tensor:
         """gamma_i = tr (I + K)^-1 K_i / delta_i."""
@@ -87,11 +90,12 @@ def at(
     outputs: Literal["all", "one"] = "all",
     batch_size: int = 64,
     seed: int = 0,
+    tf32: bool = False,
 ) -> Kernel:
     """The expensive pass: kernels of ``parts`` disjoint random parts of ``samples`` samples each (by default one part of all).
 
     ``outputs="one"`` takes one random output of each sample: one backward pass in total. The log-likelihood always covers all
-    samples.
+    samples. With ``tf32`` arithmetic is as torch is set (see ``curvature.kfac``).
     """
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     refuse_batch_dependence(model)
@@ -99,15 +103,17 @@ def at(
         raise ValueError(f"outputs must be 'all' or 'one', got {outputs!r}")
     owned = {site.name: site.parameter.detach() for site in sites(model)}
     shown = Pass(model, data, likelihood, batch_size, partial(verify, model), memory=math.inf, alone=True)
-    x = _chosen(shown, samples, parts, seed)
-    size, width, per_part = shown.samples, shown.outputs, len(x) // parts
-    generator = torch.Generator().manual_seed(seed + 1)  # independent of the choice of samples
-    rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
-    kernels: dict[str, list[Tensor]] = {name: [] for name in owned}
-    for part in range(parts):
-        inside = slice(part * per_part, (part + 1) * per_part)
-        for name, kernel in _kernels(model, x[inside], likelihood, None if rows is None else rows[inside], batch_size).items():
-            kernels[name].append(kernel)
+    with arithmetic.true_float32(not tf32):
+        x = _chosen(shown, samples, parts, seed)
+        size, width, per_part = shown.samples, shown.outputs, len(x) // parts
+        generator = torch.Generator().manual_seed(seed + 1)  # independent of the choice of samples
+        rows = torch.randint(width, (len(x),), generator=generator) if outputs == "one" else None
+        kernels: dict[str, list[Tensor]] = {name: [] for name in owned}
+        for part in range(parts):
+            inside = slice(part * per_part, (part + 1) * per_part)
+            chosen = None if rows is None else rows[inside]
+            for name, kernel in _kernels(model, x[inside], likelihood, chosen, batch_size).items():
+                kernels[name].append(kernel)
     counted = {name: float(name not in left_out(model, tuple(owned))) for name in owned}
     return Kernel(
         names=tuple(owned),  # in the order of the model, not of its forward pass, so that a fit's prior fits here too
@@ -121,6 +127,7 @@ def at(
         likelihood=likelihood,
         bound_of=_bound(size, len(x), parts, outputs),
         fingerprint=shown.fingerprint,
+        classes_seen=shown.classes_seen,
     )
 
 

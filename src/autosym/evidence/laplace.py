@@ -20,6 +20,7 @@ from autosym.bayes.priors import Prior
 from autosym.curvature.kronecker import Curvature, kfac
 from autosym.curvature.owners import is_under, sites
 from autosym.curvature.verification import Verified
+from autosym.evidence import possible
 from autosym.evidence.record import Evidence
 from autosym.nn.layers import silent
 from autosym.runtime import processes
@@ -56,6 +57,10 @@ class Laplace:
     def fingerprint(self) -> Tensor | None:
         return self.curvature.fingerprint
 
+    @property
+    def classes_seen(self) -> int:
+        return self.curvature.classes_seen
+
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
@@ -66,7 +71,8 @@ class Laplace:
         log_prior = prior.log_density(self.square_norms, self.sizes).sum()
         complexity = 0.5 * (log_det - self.sizes.sum() * math.log(2 * math.pi))
         bound = "the Laplace evidence under a Student-t prior" if math.isfinite(prior.nu) else None
-        return Evidence(log_likelihood, log_prior + prior.mixture_bound, complexity, self.samples, bound)
+        most = possible.most(self.likelihood, self.outputs, self.classes_seen)
+        return Evidence(log_likelihood, log_prior + prior.mixture_bound, complexity, self.samples, bound, most)
 
     def effective_parameters(self, prior: Prior) -> Tensor:
         """gamma_i = sum lambda mu / (lambda mu + delta_i): how many parameters of each path the data determine."""

@@ -1,5 +1,6 @@
 """What every estimator returns."""
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +11,8 @@ class Evidence:
     """log p(D) ~ log_likelihood + log_prior - complexity, in nats over all ``samples``.
 
     ``complexity`` is minus the log of the posterior's volume. ``occam`` (log_prior - complexity) is the price of the
-    parameters; it is never positive for Laplace at a mode. If the value is a lower bound, ``bound_of`` says of what.
+    parameters; it is never positive for Laplace at a mode. If the value is a lower bound, ``bound_of`` says of what. The true
+    log p(D) is at most ``most``, by what is known of the data and the prior: an estimate above it is not ``possible``.
     """
 
     log_likelihood: Tensor
@@ -18,6 +20,7 @@ class Evidence:
     complexity: Tensor
     samples: int
     bound_of: str | None = None
+    most: float = math.inf
 
     @property
     def occam(self) -> Tensor:
@@ -27,8 +30,11 @@ class Evidence:
     def log_evidence(self) -> Tensor:
         return self.log_likelihood + self.occam
 
+    @property
+    def possible(self) -> bool:
+        return not float(self.log_evidence.detach()) > self.most
+
     def __str__(self) -> str:
         value, fit, occam = (float(t.detach()) for t in (self.log_evidence, self.log_likelihood, self.occam))
-        return (
-            f"log evidence {value:.3f} nats over {self.samples} samples = log likelihood {fit:.3f} + Occam factor {occam:.3f}"
-        )
+        doubt = "" if self.possible else f"; it cannot be more than {self.most:.3f}, so the approximation has failed"
+        return f"log evidence {value:.3f} nats over {self.samples} samples = log likelihood {fit:.3f} + Occam factor {occam:.3f}{doubt}"

@@ -19,6 +19,7 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.evidence.record import Evidence
+from autosym.runtime import arithmetic
 from autosym.runtime.batching import Data
 
 
@@ -126,6 +127,7 @@ def expected_statistic(model: nn.Module, weights: Mapping[str, Tensor], x: Tenso
     return torch.stack([likelihood.statistic(f, y) for f in outputs]).mean()
 
 
+@arithmetic.true_float32()
 def at(
     model: nn.Module,
     data: Data,

@@ -5,18 +5,32 @@
 The share is the part of a layer's effective parameters in its free paths. If a layer has no free path, but plain convolutions
 beside group convolutions, the share is the part in the plain ones, and the symmetry is the group's. A free sparse path is
 constant in space if its inverse lengthscales were learned and are all below 0.01. Such a path breaks nothing, whatever its
-share. Shares are not judged if the evidence is not above guessing, or if a layer has less than one effective parameter.
+share. Shares are not judged if the evidence is not above guessing or must not be used, or if a layer has less than one
+effective parameter.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
 from operator import and_
 from typing import Any, Literal
 
-from autosym.evidence.cautions import Caution, Dead, Guessing, Little, Moving, OneClass, OneStep, Rising, Unsteady, Unused
+from autosym.evidence import possible
+from autosym.evidence.cautions import (
+    Caution,
+    Dead,
+    Failed,
+    Guessing,
+    Little,
+    Moving,
+    OneClass,
+    OneStep,
+    Rising,
+    Unsteady,
+    Unused,
+)
 from autosym.evidence.shares import PathShare
 from autosym.linear.path import INTERPOLATION, Kept
 
@@ -29,15 +43,16 @@ UNSTEADY = 0.02  # part of the evidence, at least NOISE: a larger loss since an 
 LEAST, NOISE = 1.0, 3.0  # nats
 MOVING = 0.05  # part of a range: if it moves more in the last quarter of its steps it is not settled
 
-UNESTABLISHED = (OneClass, Guessing)  # with one of these cautions there is nothing to judge
-Judgement = Literal["fixed", "unknown", "free", "held", "guess", "unused", "constant", "strict", "nearly", "mixed"]
+UNESTABLISHED = (OneClass, Failed, Guessing)  # with one of these cautions there is nothing to judge
+Judgement = Literal["fixed", "unknown", "free", "held", "guess", "failed", "unused", "constant", "strict", "nearly", "mixed"]
 
 
 @dataclass(frozen=True)
 class Known:
     """What is known about a fit beside its shares; None means not known. ``classes`` is None if targets are not classes.
 
-    ``fingerprint`` begins with the sums of labels and of their squares. ``learned``: whether precisions were learned at all.
+    ``fingerprint`` begins with the sums of labels and of their squares. ``learned``: whether precisions were learned at all. The
+    log evidence can be at most ``most``. ``effective_parameters`` are those of the whole network.
     """
 
     log_evidence: float | None = None
@@ -47,6 +62,9 @@ class Known:
     learned: bool = True
     lr: float | None = None
     history: Sequence[Mapping[str, Any]] = ()
+    log_likelihood: float | None = None
+    most: float | None = None
+    effective_parameters: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,22 +104,25 @@ class Verdict:
     cautions: tuple[Caution, ...]
 
     @property
-    def nothing(self) -> OneClass | Guessing | None:
+    def nothing(self) -> OneClass | Failed | Guessing | None:
         """Why nothing was learned, or None if something was."""
         found = (caution for caution in self.cautions if isinstance(caution, UNESTABLISHED))
         return next(found, None) if self.learned else None
 
     def beside_headline(self) -> tuple[Caution, ...]:
         """The cautions that a headline does not state itself. Without layers, cautions about shares are left out."""
-        left_out = (*UNESTABLISHED, Unused) if self.layers else (*UNESTABLISHED, OneStep, Unsteady, Rising)
-        return tuple(caution for caution in self.cautions if not isinstance(caution, left_out))
+        left_out = (Unused,) if self.layers else (OneStep, Unsteady, Rising)
+        return tuple(c for c in self.cautions if c is not self.nothing and not isinstance(c, left_out))
 
 
 def verdict(paths: Sequence[PathShare], known: Known, limits: Mapping[str, Sequence[str]] | None = None) -> Verdict:
     """The verdict on the relaxed layers with these paths. They keep their symmetry up to ``limits``, by name of layer."""
     found = cautions(paths, known)
     guess = any(isinstance(caution, UNESTABLISHED) for caution in found)
-    return Verdict(layers(paths, known.learned, limits, guess), known.learned, found)
+    judged = layers(paths, known.learned, limits, guess)
+    if any(isinstance(caution, Failed) for caution in found):
+        judged = tuple(replace(layer, verdict="failed") if layer.verdict == "guess" else layer for layer in judged)
+    return Verdict(judged, known.learned, found)
 
 
 # ---- layers
@@ -172,9 +193,9 @@ def _keeps(paths: Sequence[PathShare]) -> Kept:
 
 def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
     """What to print beside every table of shares and ranges: that nothing is established, or not yet settled."""
-    one = _one_class(known)
-    if one or not known.learned:
-        return (one,) if one else ()
+    unusable = _one_class(known) or failed(known)
+    if unusable or not known.learned:
+        return (unusable,) if unusable else ()
     dead = _dead(paths, known)
     little = _told_apart(known, dead)
     if isinstance(little, Guessing):
@@ -182,6 +203,15 @@ def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
     unused = tuple(layer.name for layer in layers(paths) if layer.verdict == "unused")
     found = (dead, Unused(unused) if unused else None, little, _unsettled(known), _moving(known.history))
     return tuple(caution for caution in found if caution)
+
+
+def failed(known: Known) -> Failed | None:
+    """Why the evidence must not be used; None if it may be, or if that is not known."""
+    if known.log_evidence is None or not known.samples:
+        return None
+    likelihood = -math.inf if known.log_likelihood is None else known.log_likelihood
+    most, gamma = (math.inf if number is None else number for number in (known.most, known.effective_parameters))
+    return possible.reason(known.log_evidence, likelihood, known.samples, most, known.classes, gamma, known.lr)
 
 
 def gained(log_evidence: float, samples: int, classes: int) -> float:

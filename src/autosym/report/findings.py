@@ -35,7 +35,7 @@ from autosym.training.schedule import Schedule
 GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # pictures of a path at most, pixels a side at most
 LINES = 120  # of a history at most
-EVIDENCE = ("log_evidence", "log_likelihood", "log_prior", "complexity", "occam")
+EVIDENCE = ("log_evidence", "log_likelihood", "log_prior", "complexity", "occam", "most")
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
 UNCHECKED = "it was given as a number, so nobody checked that it is from the same data"
 BANK = 7  # a filter is shown at so many points of the range of a transformation
@@ -270,9 +270,10 @@ def _nats(name: str, value: Any, record: Evidence) -> float:
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best first, with posterior probabilities (equal prior probabilities)."""
-    known = zip(rows, probabilities([row["log_evidence"] for row in rows]), strict=True)
-    return sorted((row | {"probability": p} for row, p in known), key=lambda row: -row["log_evidence"])
+    """The best first, with posterior probabilities (equal prior probabilities); failed ones last, without."""
+    usable = sorted((row for row in rows if not row.get("failed")), key=lambda row: -row["log_evidence"])
+    known = zip(usable, probabilities([row["log_evidence"] for row in usable]), strict=True)
+    return [row | {"probability": p} for row, p in known] + [row | {"probability": None} for row in rows if row.get("failed")]
 
 
 # ---- typed values again
@@ -283,19 +284,26 @@ def class_count(contents: Mapping[str, Any]) -> int | None:
     return contents.get("class_count", contents.get("outputs") or 0 if contents.get("likelihood") == "categorical" else None)
 
 
-def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
-    """The verdict that follows from the numbers of a report."""
-    schedule = contents.get("schedule") or {}
-    known = verdicts.Known(
-        (contents.get("evidence") or {}).get("log_evidence"),
+def known(contents: Mapping[str, Any]) -> verdicts.Known:
+    """What the numbers of a report say, beside shares."""
+    schedule, evidence = contents.get("schedule") or {}, contents.get("evidence") or {}
+    return verdicts.Known(
+        evidence.get("log_evidence"),
         contents.get("samples"),
         class_count(contents),
         contents.get("fingerprint"),
         schedule.get("step") != "none",
         schedule.get("lr"),
         contents.get("history") or (),
+        evidence.get("log_likelihood"),
+        evidence.get("most"),
+        contents.get("effective_parameters"),
     )
-    return verdicts.verdict(from_dicts(contents["symmetry"]), known, contents.get("approximate"))
+
+
+def decided(contents: Mapping[str, Any]) -> verdicts.Verdict:
+    """The verdict that follows from the numbers of a report."""
+    return verdicts.verdict(from_dicts(contents["symmetry"]), known(contents), contents.get("approximate"))
 
 
 # ---- plain data

@@ -338,13 +338,19 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The alternatives, the best first, and how far behind they are: in nats, as odds, in words."""
-    ordered = sorted(rows, key=lambda row: math.inf if row["log_evidence"] is None else -row["log_evidence"])
-    best = ordered[0]["log_evidence"] if ordered else None
+    """The alternatives, the best first, failed ones last, and how far behind they are: in nats, as odds, in words."""
+
+    def rank(row: Mapping[str, Any]) -> tuple[bool, float]:
+        return bool(row.get("failed")), math.inf if row["log_evidence"] is None else -row["log_evidence"]
+
+    ordered = sorted(rows, key=rank)
+    best = ordered[0]["log_evidence"] if ordered and not ordered[0].get("failed") else None
     found = []
     for row in ordered:
-        behind = None if best is None or row["log_evidence"] is None else best - row["log_evidence"]
+        ranked = best is not None and row["log_evidence"] is not None and not row.get("failed")
+        behind = best - row["log_evidence"] if ranked else None
         odds, strength = (words.odds(behind), words.strength(behind)) if behind else (None, None)
+        strength = "it has failed" if row.get("failed") else strength
         known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
         found.append({"name": row["name"], "log_evidence": row["log_evidence"], "warnings": row.get("warnings") or [], **known})
     return found

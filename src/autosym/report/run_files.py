@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from autosym.curvature.passes import alike
+from autosym.evidence import verdicts
 from autosym.evidence.shares import PathShare
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Pool
 from autosym.linear.groups import GROUPS, nested
 from autosym.linear.path import NOTHING, Kept
-from autosym.report.findings import finite, ranked, thinned
+from autosym.report.findings import finite, known, ranked, thinned
 
 PATH = {field.name for field in fields(PathShare) if field.default is MISSING}  # keys that every version has written
 
@@ -73,7 +74,13 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
             sums[name] = torch.tensor(found["fingerprint"], dtype=torch.float64).reshape(5)
             kinds[name] = (found.get("schedule") or {}).get("step"), found["evidence"].get("bound_of")
             title = f"{_named(found) or found['title']} ({name})"
-            rows.append({"name": title, "log_evidence": float(found["evidence"]["log_evidence"])})
+            failed = verdicts.failed(known(found))
+            row: dict[str, Any] = {
+                "name": title,
+                "log_evidence": float(found["evidence"]["log_evidence"]),
+                "failed": failed is not None,
+            }
+            rows.append(row | {"warnings": [failed.unranked()] if failed else []})
     first, *rest = loaded
     for name in rest:
         if any(loaded[first][key] != loaded[name][key] for key in ("likelihood", "samples")) or not alike(
@@ -84,9 +91,9 @@ def compare_runs(run: File, others: Iterable[File]) -> list[dict[str, Any]]:
                 "evidence can be compared only on the same data (images, sizes, labels) and with the same likelihood, but these differ: "
                 f"{what}"
             )
-    return ranked(
-        [row | {"warnings": list(_unlike(kinds[name], kinds.values()))} for name, row in zip(loaded, rows, strict=True)]
-    )
+    for name, row in zip(loaded, rows, strict=True):
+        row["warnings"] += _unlike(kinds[name], kinds.values())
+    return ranked(rows)
 
 
 def _unlike(own: tuple[Any, Any], kinds: Iterable[tuple[Any, Any]]) -> Iterator[str]:

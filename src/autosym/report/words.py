@@ -60,6 +60,8 @@ def predicate(some: Sequence[LayerVerdict]) -> str:
             return f"became constant in space, by {its} lengthscales"
         case "guess":
             return f"{are} part of a network that tells no classes apart"
+        case "failed":
+            return f"{are} part of a network whose evidence must not be used"
         case "unused":
             return f"{have} less than one effective parameter, too little to judge by"
         case "unknown":

@@ -26,12 +26,14 @@ from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.path import Path
 from autosym.nn import layers
 from autosym.nn.layers import Affine, Branch, Relaxed
+from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
 from autosym.surgery.observation import Observation, Seen, observe
 
 FREE = ("f-fc", "fc", "s-fc")
 RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
+ROUNDING = 1000  # in units of the precision of outputs: a relaxed model whose outputs differ by more computes another function
 LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
 
@@ -70,6 +72,7 @@ class Relaxation:
             yield "No layer was relaxed, for the reasons given."
 
 
+@arithmetic.true_float32()
 def relax(
     model: nn.Module,
     example: Tensor,
@@ -352,7 +355,8 @@ def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
     for name, module in relaxed.named_modules():
         if isinstance(module, Relaxed) and not all(seen.of(leaf).calls for leaf in module.modules() if isinstance(leaf, Path)):
             raise ValueError(f"{name} was relaxed, but forward() does not call it by that name: name it in keep")
-    if not (seen.outputs - before).abs().max() <= 1e-4 * before.abs().max() + 1e-12:
+    tolerance = ROUNDING * torch.finfo(before.dtype).eps * before.abs().max() + 1e-12
+    if not (seen.outputs - before).abs().max() <= tolerance:
         raise ValueError(
             "the relaxed model computes another function: with fold=True, a layer's output is used by more than its "
             "normalisation; otherwise forward() uses a layer in a way that relax cannot see: name that layer in keep"

@@ -183,7 +183,9 @@ class State:
             "weights": {"rates": self.weights.rates},
             "frames": {f"{name}.{key}": t for name, f in self.weights.frames.items() for key, t in f.state_dict().items()},
         }
-        return self._changing() | {f"{part}/{name}": tensor for part, tensors in fixed.items() for name, tensor in tensors.items()}
+        return self._changing() | {
+            f"{part}/{name}": tensor for part, tensors in fixed.items() for name, tensor in tensors.items()
+        }
 
     def _changing(self) -> dict[str, Tensor]:
         parts = {

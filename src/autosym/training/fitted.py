@@ -87,7 +87,7 @@ class Fit:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
         self.check_weights()
         found = replace(symmetry(self.model, self.prior, self.estimate), simplified=self.simplified)
-        return with_cautions(found, self.evidence, self.estimate, self.likelihood, self.schedule, self.history)
+        return with_cautions(found, self.evidence, self.estimate, self.prior, self.likelihood, self.schedule, self.history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
@@ -240,6 +240,7 @@ def with_cautions(
     found: Symmetry,
     evidence: Evidence,
     estimate: Laplace | Kernel,
+    prior: Prior,
     likelihood: Likelihood,
     schedule: Schedule,
     history: Sequence[Mapping],
@@ -253,5 +254,8 @@ def with_cautions(
         schedule.step != "none",
         schedule.lr,
         history,
+        float(evidence.log_likelihood),
+        evidence.most,
+        float(estimate.effective_parameters(prior).detach().sum()),
     )
     return replace(found, cautions=verdicts.cautions(found.paths, known))

@@ -193,17 +193,17 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
         settle(run)
     loss = _train_weights(run, epoch)
     line: dict[str, Any] = {"epoch": epoch, "loss": loss if math.isfinite(loss) else None}
-    why, learning = lost(run, loss), epoch in planned and progress.stopped is None
+    why, value, learning = lost(run, loss), None, epoch in planned and progress.stopped is None
     if learning and not why:
         try:
-            line |= _learn_prior(run, epoch)
+            value = _learn_prior(run, epoch, line)
             why = fallen(run, line)
         except NotFinite as error:
             why = str(error)
     if why:
         return line | recover(run, why)
     if learning or (not progress.best and epoch % run.schedule.pause == 0):  # before the first evidence step there is none yet
-        progress.keep(run.state.snapshot(epoch, line.get("log_evidence")))
+        progress.keep(run.state.snapshot(epoch, value))
     if learning and run.may_stop and stopped_rising([*progress.lines, line], len(planned)):
         progress.stopped = epoch
     return line
@@ -219,8 +219,8 @@ def _train_weights(run: Run, epoch: int) -> float:
     return run.weights.take_loss() / max(run.stream.shown, 1)
 
 
-def _learn_prior(run: Run, epoch: int) -> dict[str, Any]:
-    """One evidence step of precisions, noise and ranges; returns what the history says of it.
+def _learn_prior(run: Run, epoch: int, line: dict[str, Any]) -> float | None:
+    """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed.
 
     All steps of a run use the same random draws, so that their evidence can be compared; ranges need new ones.
     """
@@ -230,7 +230,8 @@ def _learn_prior(run: Run, epoch: int) -> dict[str, Any]:
     evidence_steps.improve(run.prior, run.likelihood, at, how)
     if isinstance(at, Laplace):
         run.ranges.step(run.evidence_data, run.prior, at, how.sampled, how.subset, seed, run.memory)
-    return evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()
+    line |= evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()
+    return run.value(at)
 
 
 def _check(

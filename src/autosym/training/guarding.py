@@ -59,7 +59,9 @@ def recover(run: Run, why: str) -> dict[str, Any]:
     progress = run.progress
     progress.recoveries += 1
     if progress.recoveries > MOST:
-        raise ValueError(f"the run collapsed {progress.recoveries} times: {why} at a rate of {_rate(run)} too; rescale the inputs")
+        raise ValueError(
+            f"the run collapsed {progress.recoveries} times: {why} at a rate of {_rate(run)} too; rescale the inputs"
+        )
     progress.pace /= SLOWER
     good = progress.snapshots[progress.good]
     run.state.put_back(good)
@@ -88,7 +90,9 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
     progress, chosen = run.progress, len(run.progress.lines)
     if progress.recoveries and not (progress.good or _start(run).explains):
         last = next(line["recovered"]["why"] for line in reversed(progress.lines) if "recovered" in line)
-        raise ValueError(f"nothing was learned, as {last}: lower lr (now {run.schedule.peak}), train longer, or rescale the inputs")
+        raise ValueError(
+            f"nothing was learned, as {last}: lower lr (now {run.schedule.peak}), train longer, or rescale the inputs"
+        )
     at = run.at_end()
     value = run.value(at)
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):

@@ -93,7 +93,8 @@ class Learner:
             raise ValueError("no evidence step was taken yet: call step() first")
         found = symmetry(self.model, self.prior, self.at)
         with torch.no_grad():
-            return with_cautions(found, self.at(self.prior), self.at, self.likelihood, Schedule(step=self.how.step), ())
+            schedule = Schedule(step=self.how.step)
+            return with_cautions(found, self.at(self.prior), self.at, self.prior, self.likelihood, schedule, ())
 
     def state_dict(self) -> dict[str, Any]:
         """What your own checkpoint must hold beside the model's weights."""

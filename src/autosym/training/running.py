@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.verification import Verified
+from autosym.evidence import possible
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace, left_out
 from autosym.runtime import processes
@@ -18,7 +19,7 @@ from autosym.training import evidence_steps
 from autosym.training.checkpoint import State
 from autosym.training.ranges import Ranges
 from autosym.training.schedule import EvidenceStep, Schedule
-from autosym.training.snapshots import Progress
+from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
 
@@ -60,10 +61,10 @@ class Run:
         return self.estimate(self.schedule.last_step, self.seed)
 
     def value(self, at: Laplace | Kernel) -> float | None:
-        """The log evidence at the present precisions and noise, the same in all processes; None if it cannot be."""
+        """The log evidence at the present precisions and noise, the same in all processes; None if it has failed."""
         with torch.no_grad():
-            found = processes.agreed(float(at(self.prior).log_evidence))
-        return found if math.isfinite(found) else None
+            found = float(at(self.prior).log_evidence)
+        return number(processes.agreed(math.nan if possible.failure(at, self.prior) else found))
 
     def silent(self) -> Tensor:
         """Which entries of the prior are of paths that compute zero."""

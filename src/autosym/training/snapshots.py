@@ -88,9 +88,9 @@ class Progress:
     def state(self) -> dict[str, Any]:
         """What JSON can hold of it."""
         plain = {name: getattr(self, name) for name in ("lines", "pace", "recoveries", "good", "best", "stopped")}
-        kept = {epoch: [s.log_evidence, _number(s.low), s.mixture_bound] for epoch, s in self.snapshots.items()}
+        kept = {epoch: [s.log_evidence, number(s.low), s.mixture_bound] for epoch, s in self.snapshots.items()}
         start = asdict(self.start) if self.start else None
-        return plain | {"low": _number(self.low), "start": start, "snapshots": kept}
+        return plain | {"low": number(self.low), "start": start, "snapshots": kept}
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of all snapshots, by epoch and name."""
@@ -108,6 +108,6 @@ class Progress:
         self.__dict__.update(found, lines=list(state["lines"]), low=low, start=start, snapshots=snapshots)
 
 
-def _number(value: float) -> float | None:
-    """As JSON takes it."""
+def number(value: float) -> float | None:
+    """The value, or None if it is not finite, as JSON has it."""
     return value if math.isfinite(value) else None
