@@ -293,11 +293,17 @@ def silent_of(at):
 
 
 def test_a_run_settles_when_the_evidence_stops_rising():
-    flat = [{"log_evidence": -10.0 - i} for i in range(6)]
-    assert not guarding.stopped_rising(flat, 17), "too few"
-    assert guarding.stopped_rising([{"log_evidence": -9.0}, *flat], 17)
-    assert not guarding.stopped_rising([{"log_evidence": -16.0}, *flat], 17), "it rose"
-    assert not guarding.stopped_rising([{"log_evidence": -9.0}, *flat], 30), "a third of all steps"
+    def stopped(*values, planned=17):
+        return guarding.stopped_rising([{"log_evidence": value} for value in values], planned)
+
+    flat, lower = [-10.0] * 6, [-11.0] * 6
+    assert stopped(*flat, *lower)
+    assert stopped(*flat, *flat)
+    assert not stopped(*flat, *lower[1:]), "too few"
+    assert not stopped(*lower, *flat), "it rose"
+    assert not stopped(*flat, *lower[1:], -9.0), "with a new best"
+    assert not stopped(-9.0, *lower, *flat), "though the best is older"
+    assert not stopped(*flat, *lower, planned=30), "thirds of all steps"
 
 
 def test_settling_early_keeps_the_last_part_of_the_run(trained, monkeypatch):

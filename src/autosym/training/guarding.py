@@ -18,8 +18,7 @@ from autosym.training.starting import SLOWER, close
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 MOST = 12  # recoveries
 NOISE = 3.0  # nats by which the evidence of two snapshots may differ by chance
-PATIENCE = 1 / 3  # the part of all evidence steps, at least FEWEST, without a rise after which a run settles
-FEWEST = 6
+FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
 def lost(run: Run, loss: float) -> str | None:
@@ -77,9 +76,12 @@ def settle(run: Run) -> None:
 
 
 def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
-    """Whether the last third of the ``planned`` evidence steps brought no more evidence than those before."""
-    values, patience = evidence(lines), max(FEWEST, math.ceil(PATIENCE * planned))
-    return len(values) > patience and max(values[-patience:]) <= max(values[:-patience])
+    """Whether the last third of the ``planned`` evidence steps has no more evidence than the third before it, and no new best."""
+    values, third = evidence(lines), max(FEWEST, math.ceil(planned / 3))
+    if len(values) < 2 * third:
+        return False
+    late, before = values[-third:], values[:-third]
+    return sum(late) <= sum(before[-third:]) and max(late) <= max(before)
 
 
 def choose(run: Run) -> tuple[Laplace | Kernel, int]:
