@@ -65,7 +65,8 @@ class Fit:
         found = (
             f"log evidence {float(self.evidence.log_evidence):.2f} of {self.evidence.samples} samples ({self.likelihood.name})"
         )
-        return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs>"
+        cannot = "" if self.evidence.possible else f", which cannot be: at most {self.evidence.most:.2f}"
+        return f"<Fit of {type(self.model).__name__}: {found}{cannot}, {len(self.history)} epochs>"
 
     def __post_init__(self) -> None:
         if not self.weights:
