@@ -252,7 +252,7 @@ def test_evidence_above_the_bound_has_failed():
     assert reason(MOST) is None
     assert reason(1e-6, most=0.0) == Impossible(1e-6, 0.0, 0.1)
     assert reason(1e6, classes=None, most=math.inf) is None
-    assert reason(math.nan) is None
+    assert reason(math.nan).why == reason(math.nan, classes=None, most=math.inf).why == "the log evidence is not a number"
 
 
 def test_labels_that_are_explained_by_nothing_have_failed():
