@@ -224,6 +224,7 @@ class Tempered(Likelihood):
         (lambda f: f * torch.tensor([1.0, 1.0, 2.0]), 3, False),
         (lambda f: f + torch.tensor([1.0, 0.0, 0.0]), 3, False),
         (lambda f: f.flip(-1), 3, False),
+        (lambda f: f + f.roll(1, -1) / 2, 3, False),  # in circles only
         (lambda f: F.pad(f, (0, 1)), 2, False),  # the last class is apart
         (lambda f: F.pad(f, (1, 0)), 1, True),
         (lambda f: torch.cat([f, -f, 0 * f], -1), 1, False),
