@@ -35,7 +35,12 @@ def gradients(net, data, **options):
     prior = autosym.Prior(at.names, 0.7)
     value = at(prior).log_evidence
     value.backward()
-    return {"evidence": value.item(), "gradient": prior.log_precision.grad.tolist(), "samples": at.samples}
+    return {
+        "evidence": value.item(),
+        "gradient": prior.log_precision.grad.tolist(),
+        "samples": at.samples,
+        "classes seen": at.classes_seen,
+    }
 
 
 def evidence():

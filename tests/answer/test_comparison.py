@@ -14,9 +14,10 @@ from autosym.answer.comparison import short_of_mode
 from autosym.bayes.likelihoods import Gaussian
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
+from autosym.evidence.cautions import Impossible
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
-from models import images, regression, small
+from models import certain, images, regression, small
 
 NOISE, PRECISION = 0.5, 2.0
 
@@ -68,6 +69,42 @@ def test_probabilities_are_those_of_exact_evidence(data):
     assert [model.name for model in found] == sorted(exact, key=lambda name: -exact[name])
     assert found.best.difference == 0
     assert found.warnings == ()
+
+
+def test_a_model_whose_evidence_cannot_be_is_never_the_best():
+    (failed, data), (slow, _), (slower, _) = (certain(lr) for lr in (0.3, 0.1, 0.05))
+    found = autosym.compare({"failed": failed, "slow": slow, "slower": slower}, data)
+    assert float(failed.evidence.log_evidence) > float(slow.evidence.log_evidence)
+    assert [model.name for model in found] == [
+        *sorted(("slow", "slower"), key=lambda n: -found.fits[n].evidence.log_evidence),
+        "failed",
+    ]
+    assert found.best.name != "failed"
+    assert sum(model.probability for model in found.models[:2]) == pytest.approx(1)
+    last = found.models[2]
+    assert isinstance(last.failed, Impossible)
+    assert last.log_evidence == float(failed.evidence.log_evidence)
+    assert math.isnan(last.difference)
+    assert math.isnan(last.probability)
+    assert last.warnings == (last.failed.unranked(),)
+    assert [model.failed for model in found.models[:2]] == [None, None]
+    lines = str(found).splitlines()
+    assert lines[4].split()[:5] == ["failed", f"{last.log_evidence:.2f}", f"{last.per_sample:.4f}", "failed", "-"]
+    assert "! failed: its evidence must not be used, so it is not ranked: a log evidence of" in str(found)
+    rows = json.loads(json.dumps(found.rows, allow_nan=False))
+    assert [(row["failed"], row["probability"] is None, row["difference"] is None) for row in rows] == [(False,) * 3] * 2 + [
+        (True,) * 3
+    ]
+
+
+def test_where_all_evidence_has_failed_no_model_is_the_best():
+    failed, _ = certain()
+    found = autosym.compare([failed, failed])
+    assert [model.name for model in found] == ["0", "1"]
+    with pytest.raises(
+        ValueError, match="no model is the best, as the evidence of none can be used; 0: The evidence must not be used"
+    ):
+        found.best  # noqa: B018
 
 
 def test_close_models_share_the_probability():

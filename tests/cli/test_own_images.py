@@ -22,6 +22,7 @@ from PIL import Image
 
 from autosym.cli import commands, own_images, pictures
 from autosym.cli.own_images import Run, network_for, schedule_for, working_size
+from autosym.evidence import possible
 from autosym.nn import nets
 from commands import bars, shown
 
@@ -146,6 +147,15 @@ def test_noise_is_not_said_to_have_a_symmetry(capsys, tmp_path):
     assert result["headline"].startswith("Nothing is established yet: ")
     assert result["headline"] in " ".join(out.split())
     assert result["headline"] in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_evidence_that_cannot_be_is_the_headline(capsys, tmp_path, npz, monkeypatch):
+    monkeypatch.setattr(possible, "most", lambda *_: -1e6)
+    out = shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "2").out
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert result["headline"].startswith("The evidence must not be used: a log evidence of -")
+    assert result["headline"] in " ".join(out.split())
+    assert result["headline"].partition(". The Laplace")[0] in (tmp_path / "r" / "report.html").read_text()
 
 
 def test_cautions_are_shown_after_the_headline(capsys, tmp_path, npz):

@@ -8,7 +8,19 @@ import torch
 
 import autosym
 from autosym.evidence import verdicts
-from autosym.evidence.cautions import Dead, Guessing, Little, Moving, OneClass, OneStep, Rising, Unsteady, Unused
+from autosym.evidence.cautions import (
+    Dead,
+    Guessing,
+    Impossible,
+    Little,
+    Moving,
+    OneClass,
+    OneStep,
+    Rising,
+    Saturated,
+    Unsteady,
+    Unused,
+)
 from autosym.evidence.verdicts import Known
 from autosym.linear.path import NOTHING, Kept
 from autosym.report.findings import class_count
@@ -199,6 +211,44 @@ def test_labels_of_one_class_are_not_a_symmetry():
     assert verdicts.verdict(network(0.0), replace(known, learned=False)).nothing is None, "of which the headline speaks"
     for other in ({"fingerprint": [20.0, 42.0, 0.0, 0.0, 0.0]}, {"fingerprint": None}, {"classes": None}, {"samples": None}):
         assert verdicts.cautions(network(0.0), replace(known, **other)) == ()
+
+
+FAILED = {
+    Impossible(-1.0, -1.8, 0.1): Known(-1.0, 10, 3, lr=0.1, log_likelihood=-0.9, most=-1.8, effective_parameters=5.0),
+    Saturated(0.1, 1.0, 0.1): Known(-5.0, 10, 3, lr=0.1, log_likelihood=0.0, most=-1.8, effective_parameters=0.1),
+}
+
+
+@pytest.mark.parametrize("expected", FAILED, ids=lambda caution: type(caution).__name__)
+def test_nothing_is_judged_by_evidence_that_has_failed(expected):
+    known = FAILED[expected]
+    found = verdicts.verdict(network(0.0, 0.9), known)
+    assert found.cautions == (expected,)
+    assert found.nothing == verdicts.failed(known) == expected
+    assert found.beside_headline() == ()
+    assert [layer.verdict for layer in found.layers] == ["failed", "failed"]
+    assert [layer.verdict for layer in verdicts.verdict([path()], known).layers] == ["fixed"], "by construction"
+
+
+@pytest.mark.parametrize("expected", FAILED, ids=lambda caution: type(caution).__name__)
+def test_it_is_said_beside_a_headline_on_precisions_that_were_held_too(expected):
+    held = verdicts.verdict(network(0.9), replace(FAILED[expected], learned=False))
+    assert (held.nothing, held.cautions, held.beside_headline()) == (None, (expected,), (expected,))
+    assert [layer.verdict for layer in held.layers] == ["held"]
+
+
+def test_that_labels_are_of_one_class_is_said_before_all_else():
+    known = replace(FAILED[Impossible(-1.0, -1.8, 0.1)], fingerprint=[20.0, 40.0, 0.0, 0.0, 0.0])
+    assert verdicts.cautions(network(0.0), known) == (OneClass(10, 2),)
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"log_evidence": None}, {"samples": None}, {"most": None}, {"most": math.inf}, {"log_evidence": -1.8}]
+)
+def test_what_is_not_known_has_not_failed(unknown):
+    assert verdicts.failed(replace(FAILED[Impossible(-1.0, -1.8, 0.1)], **unknown)) is None
+    for unknown in ({"log_likelihood": None}, {"effective_parameters": None}, {"classes": None}):
+        assert verdicts.failed(replace(FAILED[Saturated(0.1, 1.0, 0.1)], **unknown)) is None
 
 
 def test_a_dead_network_is_told_to_take_smaller_steps():

@@ -17,7 +17,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.nn import layers, nets
 from autosym.report import findings, page
-from models import mlp, regression, small
+from models import certain, mlp, regression, small
 from pages import Page
 
 pytest.importorskip("jinja2")
@@ -256,6 +256,31 @@ def test_a_comparison_is_shown_with_its_warnings(fitted):
         findings.contents(third, compare=compared, title="conv")
     with pytest.raises(TypeError, match="compare takes what autosym"):
         findings.contents(fit, compare=[("conv", -3.0)])
+
+
+def test_a_fit_whose_evidence_has_failed_has_that_as_its_headline_and_is_the_best_of_no_comparison():
+    (fit, _), (other, _) = certain(), certain(0.1)
+    better = other.evidence.log_evidence + 1
+    said = findings.contents(fit, compare={"slow": other, "number": float(better), "record": fit.evidence}, title="this")
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert said["evidence"]["most"] == fit.evidence.most
+    rows = {row["name"]: row for row in said["compare"]}
+    assert list(rows) == ["number", "slow", "this", "record"]
+    assert [row["failed"] for row in rows.values()] == [False, False, True, True]
+    assert [row["probability"] for row in rows.values()] == [*torch.tensor([1.0, 0.0]).double().softmax(0).tolist(), None, None]
+    for name in ("this", "record"):
+        assert rows[name]["warnings"][0].startswith("its evidence must not be used, so it is not ranked: a log evidence of -")
+    whole = page.view(said)
+    assert whole["headline"] == str(*fit.symmetry().cautions)
+    assert [row["behind"] for row in whole["compare"]] == [0.0, pytest.approx(1.0), None, None]
+    assert [row["strength"] for row in whole["compare"]] == [None, "positive", "it has failed", "it has failed"]
+    text = page.html(said)
+    assert text.count("its evidence must not be used, so it is not ranked") == 2
+    assert Page(text).text.count("The evidence must not be used: a log evidence") == 1
+    alone = page.view(findings.contents(fit, compare={"record": fit.evidence}))["compare"]
+    assert [row["behind"] for row in alone] == [None, None], "none is the best"
+    older = said | {"evidence": {key: value for key, value in said["evidence"].items() if key != "most"}}
+    assert "saturated" in page.view(older)["headline"], "without the bound, by effective parameters"
 
 
 def test_evidence_of_other_data_is_refused(fitted):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_the_headline_without_a_choice():
     assert predicates(network(0.4), learned=False) == ["has 40 % of its effective parameters free, at fixed precisions"]
     rows = [path(), path("fc", "2", symmetric=False)]
     assert predicates(rows) == ["is translation-equivariant by construction", "has no symmetric path"]
+
+
+def test_the_headline_of_evidence_that_has_failed_says_so_and_nothing_else():
+    known = Known(-0.33, 600, 4, lr=0.1, log_likelihood=0.0, most=-math.log(24), effective_parameters=0.2)
+    found = verdicts.verdict(network(0.0, 0.9), known)
+    assert words.headline(found) == (
+        "The evidence must not be used: a log evidence of -0.33 cannot be, as for these labels it is at most -3.18 (the prior does "
+        "not know which class is which). The Laplace approximation has failed here, and shares, precisions and predictive() say "
+        "nothing. The network's own outputs and its accuracy are not affected. Try a smaller learning rate (lr=0.033 for 0.1)."
+    )
+    assert {words.predicate([layer]) for layer in found.layers} == {"is part of a network whose evidence must not be used"}
+    bounded = words.headline(verdicts.verdict(network(0.0), replace(known, log_evidence=0.5, most=0.0, lr=None)))
+    assert "at most 0 (it is the logarithm of a probability)" in bounded
+    assert bounded.endswith("Try a smaller learning rate.")
+    saturated = words.headline(verdicts.verdict(network(0.0), replace(known, log_evidence=-9.0)))
+    assert saturated.startswith(
+        "The evidence must not be used: 0.2 effective parameters are too few for labels that are explained to 100%; at a mode of the "
+        "posterior there are more (the softmax is saturated). The Laplace"
+    )
 
 
 def test_a_convolution_beside_a_group_convolution_is_a_choice():

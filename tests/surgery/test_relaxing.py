@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import autosym
 from architectures import ARCHITECTURES, RELAXED, Functional, built, labels
 from autosym.nn.layers import Relaxed
+from autosym.surgery import relaxing
 from autosym.surgery.relaxing import FREE
 
 # By architecture, what is frozen; everything else with parameters is relaxed or kept.
@@ -120,6 +121,18 @@ def test_folding_that_would_change_the_function_is_refused():
     with pytest.raises(ValueError, match="computes another function: with fold=True"):
         autosym.relax(model.eval(), x, fold=True)
     assert_close(autosym.relax(model, x)(x), model(x))
+
+
+@pytest.mark.parametrize(("dtype", "same", "other"), [(torch.float32, 1e-6, 1e-3), (torch.float64, 1e-15, 1e-9)])
+def test_functions_are_compared_as_their_precision_allows(dtype, same, other, monkeypatch):
+    model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 2)).to(dtype), torch.randn(4, 1, 6, 6, dtype=dtype)
+    real = relaxing._with
+    monkeypatch.setattr(relaxing, "_with", lambda path, weight, *more: real(path, (1 + change) * weight, *more))
+    change = same
+    autosym.relax(model, x)
+    change = other
+    with pytest.raises(ValueError, match="computes another function"):
+        autosym.relax(model, x)
 
 
 @pytest.mark.parametrize(

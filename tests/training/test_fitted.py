@@ -179,6 +179,21 @@ def test_what_no_fit_writes_is_refused_by_name(part, value, saved, tmp_path):
         autosym.load(tmp_path, mlp(5, 4, 3))
 
 
+def test_files_that_do_not_say_what_evidence_can_be_are_read(saved, tmp_path):
+    from autosym.training import checkpoint, fitted
+
+    tensors, state = checkpoint.read(saved / fitted.FILE, fitted.KIND)
+    now = autosym.load(saved, mlp(5, 4, 3))
+    assert now.estimate.classes_seen == 3
+    assert now.evidence.most == pytest.approx(-math.log(6))
+    del state["checksum"], state["evidence"]["fields"]["most"]
+    del state["estimate"]["fields"]["curvature"]["fields"]["classes_seen"]
+    checkpoint.write(tmp_path / fitted.FILE, tensors, {**state, "checksum": fitted._checksum(tensors, state)}, fitted.KIND)
+    older = autosym.load(tmp_path, mlp(5, 4, 3))
+    assert (older.estimate.classes_seen, older.evidence.most) == (0, math.inf)
+    assert older.symmetry().cautions == now.symmetry().cautions
+
+
 def test_another_likelihood_is_refused(saved):
     assert autosym.load(saved, mlp(5, 4, 3), "categorical").likelihood.name == "categorical"
     with pytest.raises(ValueError, match="likelihood 'categorical', not 'poisson': give that one"):

@@ -125,7 +125,7 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
     values = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
     short = {name: None if data is None else short_of_mode(f, data) for name, f in fits.items()}
     failed = {name: why for name, f in fits.items() if (why := possible.failure(f.estimate, f.prior))}
-    order = sorted(values.keys() - failed.keys(), key=lambda name: -values[name])
+    order = sorted((name for name in values if name not in failed), key=lambda name: -values[name])
     compared = []
     for place, (name, probability) in enumerate(zip(order, probabilities([values[n] for n in order]), strict=True)):
         margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf

@@ -3,6 +3,7 @@
 ``evidence.verdicts`` decides which cautions apply.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Impossible(Failed):
-    """The log evidence is larger than ``most``, the most that it can be."""
+    """The log evidence is larger than ``most``, the most that it can be, or NaN."""
 
     log_evidence: float
     most: float
@@ -80,6 +81,8 @@ class Impossible(Failed):
 
     @property
     def why(self) -> str:
+        if math.isnan(self.log_evidence):
+            return "the log evidence is not a number"
         reason = "the prior does not know which class is which" if self.most else "it is the logarithm of a probability"
         return (
             f"a log evidence of {self.log_evidence:.3g} cannot be, as for these labels it is at most {self.most:.3g} ({reason})"

@@ -75,7 +75,7 @@ def reason(
     lr: float | None = None,
 ) -> Failed | None:
     """Why evidence with these numbers, of a network trained at the rate ``lr``, must not be used, or None."""
-    if log_evidence > most:
+    if not log_evidence <= most:  # NaN too
         return Impossible(log_evidence, most, lr)
     if classes is None or classes < 2:
         return None

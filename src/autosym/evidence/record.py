@@ -32,7 +32,7 @@ class Evidence:
 
     @property
     def possible(self) -> bool:
-        return not float(self.log_evidence.detach()) > self.most
+        return float(self.log_evidence.detach()) <= self.most
 
     def __str__(self) -> str:
         value, fit, occam = (float(t.detach()) for t in (self.log_evidence, self.log_likelihood, self.occam))

@@ -207,7 +207,7 @@ def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
 
 def failed(known: Known) -> Failed | None:
     """Why the evidence must not be used; None if it may be, or if that is not known."""
-    if known.log_evidence is None or not known.samples:
+    if known.log_evidence is None or math.isnan(known.log_evidence) or not known.samples:
         return None
     likelihood = -math.inf if known.log_likelihood is None else known.log_likelihood
     most, gamma = (math.inf if number is None else number for number in (known.most, known.effective_parameters))

@@ -19,6 +19,7 @@ from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.passes import Pass, alike
 from autosym.evidence import verdicts
+from autosym.evidence.cautions import Impossible
 from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import from_dicts
@@ -256,7 +257,9 @@ def alternatives(compare: Alternatives, title: str, fit: Fit) -> list[dict[str, 
     rows = judged(fits).rows
     for name, value in given.items():
         if not isinstance(value, Fit):
-            rows.append({"name": name, "log_evidence": _nats(name, value, fit.evidence), "warnings": [UNCHECKED]})
+            nats, failed = _nats(name, value, fit.evidence), isinstance(value, Evidence) and not value.possible
+            warning = Impossible(nats, value.most).unranked() if failed else UNCHECKED
+            rows.append({"name": name, "log_evidence": nats, "failed": failed, "warnings": [warning]})
     return ranked(rows)
 
 

@@ -69,9 +69,10 @@ class Fit:
         found = (
             f"log evidence {float(self.evidence.log_evidence):.2f} of {self.evidence.samples} samples ({self.likelihood.name})"
         )
+        cannot = "" if self.evidence.possible else f", which cannot be: at most {self.evidence.most:.2f}"
         gained = ", nothing was gained" if self.nothing_gained else ""
         again = f", {self.recoveries} recoveries" if self.recoveries else ""
-        return f"<Fit of {type(self.model).__name__}: {found}, {len(self.history)} epochs{again}{gained}>"
+        return f"<Fit of {type(self.model).__name__}: {found}{cannot}, {len(self.history)} epochs{again}{gained}>"
 
     def __post_init__(self) -> None:
         if not self.weights:
