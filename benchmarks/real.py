@@ -70,7 +70,7 @@ CELLS = [
     *(Cell(*cell.split(), 50_000 if "cifar10" in cell else 60_000, seed) for seed in range(3) for cell in FULL),
 ]
 SMALL = [
-    Cell("cnn", "embedded-digit", 600, width=6),
+    Cell("cnn", "embedded-digit", 400, width=6),
     Cell("sequence", "shape", 400, width=4),
     Cell("sequence", "shape-place", 400, width=4),
 ]

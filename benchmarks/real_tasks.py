@@ -70,7 +70,7 @@ class Cell:
 def tensors(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
     """Training and test pairs, standardised by the training part, channel by channel."""
     if cell.network == "sequence":
-        parts = [sequences(cell.task, count, 2 * cell.seed + part) for part, count in enumerate((cell.images, 5000))]
+        parts = [sequences(cell.task, count, 2 * cell.seed + part) for part, count in enumerate((cell.images, 2000))]
     else:
         parts = [images(cell.task, *pair, 2 * cell.seed + part) for part, pair in enumerate(_raw(cell, folder))]
     pixels = parts[0][0].numpy()  # NumPy's sums do not depend on the number of threads, so that another machine can go on
