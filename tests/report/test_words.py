@@ -311,8 +311,6 @@ def test_a_page_says_what_the_fit_decides(fitted):
         (cautions.Little(0.05), "The evidence is 5% better than guessing, which is little: a model that does not try to tell some "
          "classes apart may then have more evidence than one that does. Train longer, or on more data, before you rely on a symmetry."),
         (cautions.OneStep(), "Precisions were learned in one step only: train longer before you rely on the shares."),
-        (cautions.Unsteady(4, 20.0, 0.03), "The evidence was unsteady: epoch 4 had 20 nats more than the end. Try a smaller learning "
-         "rate (lr=0.01 for 0.03) before you rely on the shares."),
         (cautions.Rising(12.34), "The evidence was still rising when precisions were learned for the last time, by 12.3 nats over the "
          "last steps: train longer before you rely on the shares."),
         (cautions.Moving((("rotation (degrees)", 26.0, 31.0), ("shift (pixels)", 1.0, 2.0))), "Over the last quarter of the steps "

@@ -139,21 +139,6 @@ class OneStep:
 
 
 @dataclass(frozen=True)
-class Unsteady:
-    """At the step after ``epoch`` the evidence was better than at the end, by ``nats``."""
-
-    epoch: int
-    nats: float
-    lr: float | None = None
-
-    def __str__(self) -> str:
-        return (
-            f"The evidence was unsteady: epoch {self.epoch} had {self.nats:.3g} nats more than the end. Try {_slower(self.lr)} "
-            "before you rely on the shares."
-        )
-
-
-@dataclass(frozen=True)
 class Rising:
     """The evidence still rose by ``nats`` when precisions were learned for the last time."""
 
@@ -177,7 +162,7 @@ class Moving:
         return f"Over the last quarter of the steps {moved}: train longer, or take more or longer steps (every=1, hyper_lr)."
 
 
-Caution = OneClass | Dead | Guessing | Failed | Unused | Little | OneStep | Unsteady | Rising | Moving
+Caution = OneClass | Dead | Guessing | Failed | Unused | Little | OneStep | Rising | Moving
 
 
 def _by_name(layers: Sequence[str]) -> str:

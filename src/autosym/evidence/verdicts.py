@@ -28,7 +28,6 @@ from autosym.evidence.cautions import (
     OneClass,
     OneStep,
     Rising,
-    Unsteady,
     Unused,
 )
 from autosym.evidence.shares import PathShare
@@ -39,8 +38,7 @@ CONSTANT = 0.01  # a path with an inverse lengthscale below it is constant in sp
 FEWEST = 1.0  # a layer with fewer effective parameters is not judged
 LITTLE = 0.2  # gain over guessing: above it planted comparisons were right, below it many were wrong (docs/findings.md)
 RISING = 0.05  # part of the span of the evidence, at least LEAST: with a larger rise at its last steps it is not settled
-UNSTEADY = 0.02  # part of the evidence, at least NOISE: a larger loss since an earlier step is not noise of sampled curvature
-LEAST, NOISE = 1.0, 3.0  # nats
+LEAST = 1.0  # nats
 MOVING = 0.05  # part of a range: if it moves more in the last quarter of its steps it is not settled
 
 UNESTABLISHED = (OneClass, Failed, Guessing)  # with one of these cautions there is nothing to judge
@@ -111,7 +109,7 @@ class Verdict:
 
     def beside_headline(self) -> tuple[Caution, ...]:
         """The cautions that a headline does not state itself. Without layers, cautions about shares are left out."""
-        left_out = (Unused,) if self.layers else (OneStep, Unsteady, Rising)
+        left_out = (Unused,) if self.layers else (OneStep, Rising)
         return tuple(c for c in self.cautions if c is not self.nothing and not isinstance(c, left_out))
 
 
@@ -248,23 +246,15 @@ def _dead(paths: Sequence[PathShare], known: Known) -> Dead | None:
     return Dead(tuple(found), known.lr) if found else None
 
 
-def _unsettled(known: Known) -> OneStep | Unsteady | Rising | None:
-    """Whether the evidence still rose when precisions were learned for the last time, or was better at an earlier step."""
-    steps = [line for line in known.history if line.get("log_evidence") is not None]
-    values = [line["log_evidence"] for line in steps]
+def _unsettled(known: Known) -> OneStep | Rising | None:
+    """Whether the evidence still rose when precisions were learned for the last time."""
+    values = [line["log_evidence"] for line in known.history if line.get("log_evidence") is not None]
     if len(values) < 2:
         return OneStep() if values else None
-    best, last = max(steps, key=lambda line: line["log_evidence"]), values[-1]
-    behind, few = max(values) - last, max(NOISE, UNSTEADY * abs(max(values)))
-    end = known.log_evidence  # taken after the last step, so better if all is well
-    lost = behind if end is None else min(behind, max(values) - end)
-    if lost > few:
-        return Unsteady(best["epoch"], lost, known.lr)
     late = values[-max(2, len(values) // 4) :]
     half = len(late) // 2  # compare means, because sampled curvature makes each value noisy
     rise = sum(late[half:]) / (len(late) - half) - sum(late[:half]) / half
-    settled = rise <= max(LEAST, RISING * (max(values) - min(values))) or behind > few
-    return None if settled else Rising(rise)
+    return Rising(rise) if rise > max(LEAST, RISING * (max(values) - min(values))) and max(late) == max(values) else None
 
 
 def _moving(history: Sequence[Mapping[str, Any]]) -> Moving | None:
