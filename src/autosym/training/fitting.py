@@ -4,10 +4,11 @@
     delta <- towards gamma / |w|^2, or along d log p(D) / d log delta              every few epochs, after burn-in
 
 The prior's part of a weight step is proximal, in the optimiser's own metric M. It is stable at any precision, and its fixed point is
-the MAP. Only the likelihood's gradient is ever clipped. The last part of a run is at fixed precisions, so that the evidence at the
-end is taken near a mode.
+the MAP. Only the likelihood's part of a step is ever clipped. The last part of a run is at fixed precisions, so that the evidence at
+the end is taken near a mode.
 
-A fit is prepared (everything that can be wrong is found before the first step), trained, and concluded (the evidence at the end).
+A fit is prepared (everything that can be wrong is found before the first step), begun (what the given model is worth), trained under
+guard (a collapse is undone), and concluded (at the snapshot with the most evidence).
 """
 
 import copy
@@ -87,9 +88,14 @@ def fit(
     the training loader augments or drops samples, ``evidence_data`` are the same samples, once each, as they are. Dropout and batch
     normalisation must be in eval mode: the prior regularises, and a sample's output must not depend on its batchmates.
 
-    ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``. With ``step="none"`` it is plain MAP at ``prior_precision``;
-    with evidence that is where precisions start, but no higher than ``start_cap``. ``schedule="paper"`` is the published one. With finite
-    ``nu`` the prior is Student-t (``priors``). Ranges of a model by ``symmetrise`` are learned at evidence steps too.
+    ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``. With ``step="none"`` it is plain MAP at ``prior_precision``
+    (1 by default); with evidence that is where precisions start, but no higher than ``start_cap``. ``schedule="paper"`` is the published
+    one. With finite ``nu`` the prior is Student-t (``priors``). Ranges of a model by ``symmetrise`` are learned at evidence steps too.
+
+    A model that was trained before is not ruined. The evidence of the given weights is taken first (``start`` of the fit). If ``lr`` is
+    not given, short trials find one that does no harm; if ``prior_precision`` is not, precisions start at their best values. After a
+    collapse the run goes back to its last good snapshot, at a third of the rate (``recoveries``). It ends where the evidence is largest:
+    after settling, at a snapshot, or at the start. ``epochs`` is a bound: a run whose evidence no longer rises settles early.
 
     ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
     tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
