@@ -110,8 +110,6 @@ def test_the_start_is_returned_where_nothing_was_gained(trained, monkeypatch):
     """As a floor above all that the run reaches has it."""
     model, data = autosym.relax(trained, pictures(2)[0]), pictures()
     before = copy.deepcopy(model.state_dict())
-    real = starting._floor
-    monkeypatch.setattr(starting, "_floor", lambda run: real(run) + 1e6)
     real_value = guarding.Run.value
     monkeypatch.setattr(guarding.Run, "value", lambda run, at: real_value(run, at) + (1e6 if silent(run.model) else 0))
     fit = autosym.fit(model, data, epochs=5)
@@ -363,3 +361,43 @@ def test_what_a_fit_went_through_is_saved(trained, tmp_path):
     again = autosym.load(tmp_path, autosym.relax(trained, pictures(2)[0]))
     assert (again.start, again.recoveries, again.epoch) == (fit.start, fit.recoveries, fit.epoch)
     assert again.recoveries > 0
+
+
+def line_of_points():
+    torch.manual_seed(0)
+    x = torch.randn(80, 3, dtype=torch.float64)
+    return x, x @ torch.tensor([[1.0], [2.0], [0.0]], dtype=torch.float64) + 0.3 * torch.randn(80, 1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("step", ["mackay", "gradient"])
+def test_the_noise_of_a_trained_regression_is_learned_at_its_start(step):
+    """Unless precisions are given: then all starts as given. In both cases the floor is at learned ones."""
+    (x, y), found = line_of_points(), {}
+    model = nn.Linear(3, 1).double()
+    model.weight.data, model.bias.data = torch.linalg.lstsq(x, y).solution.T, torch.zeros(1, dtype=torch.float64)
+    for given in (None, 1.0):
+        run = prepare(copy.deepcopy(model), (x, y), "gaussian", Schedule(epochs=5, step=step), prior_precision=given)
+        starting.begin(run)
+        found[given] = float(run.likelihood.log_variance.detach().exp()) ** 0.5, run.progress.start.log_evidence
+    assert found[None][0] == pytest.approx(0.3, rel=0.2)
+    assert found[1.0][0] == 1
+    assert found[1.0][1] == pytest.approx(found[None][1])
+
+
+def test_a_start_that_is_returned_has_its_floor(monkeypatch):
+    """Precisions that were given are learned after all: those of the floor."""
+    x, y = line_of_points()
+    model = nn.Linear(3, 1).double()
+    model.weight.data, model.bias.data = torch.linalg.lstsq(x, y).solution.T, torch.zeros(1, dtype=torch.float64)
+    monkeypatch.setattr("autosym.training.fitting._train_weights", lambda run, epoch: 0.05)
+    fit = autosym.fit(model, (x, y), "gaussian", prior_precision=1e-6, epochs=2, burn_in=0, trust=0.01, lr=0.1)
+    assert fit.nothing_gained
+    assert float(fit.evidence.log_evidence) == pytest.approx(fit.start.log_evidence)
+
+
+def test_a_model_without_a_finite_loss_is_refused():
+    x, y = line_of_points()
+    model = nn.Linear(3, 1).double()
+    model.weight.data.fill_(1e200)
+    with pytest.raises(ValueError, match=r"loss of the given model|not finite|log-likelihood"):
+        autosym.fit(model, (x, y), "gaussian", epochs=2)

@@ -13,7 +13,7 @@ from autosym.evidence.laplace import Laplace
 from autosym.runtime.arithmetic import NotFinite
 from autosym.training.running import Run
 from autosym.training.snapshots import Start
-from autosym.training.starting import SLOWER, close
+from autosym.training.starting import SLOWER, floor
 
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 MOST = 12  # recoveries
@@ -102,9 +102,7 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
             continue
         present = run.state.snapshot(chosen, value)
         run.state.put_back(snapshot)
-        if not snapshot.epoch:
-            close(run)
-        other = run.at_end()
+        other = run.at_end() if snapshot.epoch else floor(run)
         if _more(run.value(other), value):
             at, value, chosen = other, run.value(other), snapshot.epoch
         else:

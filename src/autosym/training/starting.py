@@ -6,14 +6,17 @@ short trials, each from the given weights and undone at its end, at the default 
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
 import torch
 from torch import Tensor
 
 from autosym.bayes.likelihoods import Likelihood
-from autosym.evidence.laplace import LOG_PRECISION_RANGE
+from autosym.evidence.kernel import Kernel
+from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
 from autosym.runtime import processes
+from autosym.training import evidence_steps
 from autosym.training.running import Run
 from autosym.training.snapshots import Start
 
@@ -21,36 +24,45 @@ STEPS = 100  # of a trial
 SLOWER = 3.0  # by this factor rates are lowered, in trials and after a collapse
 TRIALS = 5
 HARM = 0.05  # part of what the model explains: a trial that loses more does harm
-CLOSED_FORM = 30  # steps of precisions and noise at fixed weights: as good as to the end
+CLOSED_FORM = 30  # steps of precisions and noise at fixed weights: nearly to the end
 
 
 def begin(run: Run) -> None:
-    """Measure the given model; if it was trained before, find its rate, and start at its best precisions."""
+    """Measure the given model; if it was trained before, find its rate, and start at its best precisions and noise."""
     loss, guess = _losses(run)
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the loss of the given model is {loss}, before the first step: rescale the inputs, or initialise it anew"
+        )
     start = Start(loss, guess, run.schedule.peak)
-    opened = run.prior.log_precision.detach().clone()
-    if start.explains and run.schedule.step != "none":
-        log_evidence = _floor(run)
-        start = Start(loss, guess, start.lr, log_evidence)
-        if not run.given_precision:
-            opened = torch.where(run.silent(), opened, run.prior.log_precision.detach())
-    run.prior.log_precision.data.copy_(opened)
     if start.explains:
         run.progress.low = loss
-    if start.explains and run.search:
-        run.progress.pace = _bearable(run, start)
-    run.progress.start = Start(loss, guess, start.lr * run.progress.pace, start.log_evidence)
+        start = replace(start, log_evidence=_measure(run) if run.schedule.step != "none" else None)
+        run.progress.pace = _bearable(run, start) if run.search else 1.0
+    run.progress.start = replace(start, lr=start.lr * run.progress.pace)
     run.progress.keep(run.state.snapshot(0, start.log_evidence))
 
 
 @torch.no_grad()
-def _floor(run: Run) -> float | None:
-    """The evidence of the given weights, at precisions and noise that are learned for them, in place; None if it cannot be."""
-    run.ranges.settle()
-    at = run.estimate(run.schedule.last_step, run.seed)
+def _measure(run: Run) -> float | None:
+    """The evidence of the given weights. Leaves precisions and noise where the run begins with them."""
+    given = run.prior.log_precision.clone()
+    noise = {name: t.clone() for name, t in run.likelihood.hyperparameters().items()}
+    log_evidence = run.value(floor(run))
+    run.prior.log_precision.copy_(given if run.given_precision else torch.where(run.silent(), given, run.prior.log_precision))
+    if run.given_precision:
+        for name, t in run.likelihood.hyperparameters().items():
+            t.copy_(noise[name])
+    return log_evidence
+
+
+def floor(run: Run) -> Laplace | Kernel:
+    """The evidence of the present weights, at precisions and noise that are learned for them, in place. Silent paths are gone."""
+    at, how = run.at_end(), run.schedule.evidence_step
     for _ in range(CLOSED_FORM):
-        at.mackay(run.prior)
-    return run.value(at)
+        evidence_steps.improve(run.prior, run.likelihood, at, replace(how, damping=1.0, trust=math.inf))
+    run.prior.log_precision.data.masked_fill_(run.silent(), LOG_PRECISION_RANGE[1])
+    return at
 
 
 def _losses(run: Run) -> tuple[float, float]:
@@ -119,8 +131,3 @@ def _batches(run: Run, left: int) -> Iterator[tuple[Tensor, Tensor]]:
             left -= 1
             if not left:
                 return
-
-
-def close(run: Run) -> None:
-    """Give silent paths the precision of paths that are gone: a model that is returned as it was given has none."""
-    run.prior.log_precision.data.masked_fill_(run.silent(), LOG_PRECISION_RANGE[1])
