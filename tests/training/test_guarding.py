@@ -115,6 +115,8 @@ def test_the_start_is_returned_where_nothing_was_gained(trained, monkeypatch):
     fit = autosym.fit(model, data, epochs=5)
     assert fit.nothing_gained
     assert "nothing was gained" in repr(fit)
+    assert "Nothing was gained" in str(fit.symmetry())
+    assert not fit.symmetry().cautions, "the history is not that of these weights"
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert all(share == 0 for share in fit.symmetry().free_share().values())

@@ -58,6 +58,7 @@ class Symmetry:
     cautions: tuple[Caution, ...] = ()  # read them before relying on shares and ranges
     simplified: bool = False  # whether ``simplify`` dropped the paths that the data do not support
     relaxed: bool = False  # whether the model is one that ``relax`` returned
+    nothing_gained: bool = False  # whether ``fit`` returned the model as it was given
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -131,6 +132,10 @@ class Symmetry:
         said = [f"averaged over {'; '.join(map(str, self.ranges))}"] if self.ranges else []
         if self.paths or not said:
             said.append(self._table())
+        if self.nothing_gained:
+            said.append(
+                "Nothing was gained: training found no more evidence than the given model has, which is returned as it was."
+            )
         return "\n".join([*said, *(f"Caution: {caution}" for caution in self.cautions)])
 
     def _table(self) -> str:

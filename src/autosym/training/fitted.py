@@ -87,8 +87,10 @@ class Fit:
     def symmetry(self) -> Symmetry:
         """For every layer and path: precision, effective parameters, relative share. Prints as a table."""
         self.check_weights()
-        found = replace(symmetry(self.model, self.prior, self.estimate), simplified=self.simplified)
-        return with_cautions(found, self.evidence, self.estimate, self.prior, self.likelihood, self.schedule, self.history)
+        found = symmetry(self.model, self.prior, self.estimate)
+        found = replace(found, simplified=self.simplified, nothing_gained=self.nothing_gained)
+        history = () if self.nothing_gained else self.history  # which is not that of these weights
+        return with_cautions(found, self.evidence, self.estimate, self.prior, self.likelihood, self.schedule, history)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""

@@ -43,16 +43,14 @@ def begin(run: Run) -> None:
     run.progress.keep(run.state.snapshot(0, start.log_evidence))
 
 
-@torch.no_grad()
 def _measure(run: Run) -> float | None:
     """The evidence of the given weights. Leaves precisions and noise where the run begins with them."""
-    given = run.prior.log_precision.clone()
-    noise = {name: t.clone() for name, t in run.likelihood.hyperparameters().items()}
+    precision, noise = run.prior.log_precision.data, {name: t.data for name, t in run.likelihood.hyperparameters().items()}
+    given, given_noise = precision.clone(), {name: t.clone() for name, t in noise.items()}
     log_evidence = run.value(floor(run))
-    run.prior.log_precision.copy_(given if run.given_precision else torch.where(run.silent(), given, run.prior.log_precision))
-    if run.given_precision:
-        for name, t in run.likelihood.hyperparameters().items():
-            t.copy_(noise[name])
+    precision.copy_(given if run.given_precision else torch.where(run.silent(), given, precision))
+    for name, t in noise.items() if run.given_precision else ():
+        t.copy_(given_noise[name])
     return log_evidence
 
 
