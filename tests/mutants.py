@@ -208,7 +208,7 @@ FAULTS = {
     "start: paths that compute zero count": Fault("evidence/laplace.py",
         "    out = left_out(model, tuple(eigenvalues))", "    out: tuple[str, ...] = ()", "training/test_guarding.py -k floor"),
     "start: a floor for networks from scratch": Fault("training/snapshots.py",
-        "return self.guess - self.loss > EXPLAINED * abs(self.guess)", "return True", "training/test_guarding.py -k scratch"),
+        "return self.guess - self.loss > self.least", "return True", "training/test_guarding.py -k scratch"),
     "steps: no bound on a path's step": Fault("training/steps.py",
         "step = step / sizes.clamp_min(1).index_select(0, self._path)", "pass", "training/test_proximal.py"),
     "checkpoint: the noise of torch is not taken up": Fault("training/checkpoint.py",

@@ -145,7 +145,7 @@ def test_all_of_a_state_comes_back(tmp_path):
         prior.scales, prior.mixture_bound = {"weight": torch.rand(1, 3)}, -float(seed)
         weights = Weights(dict(model.named_parameters()), 10, "adam", sizes={"weight": float(seed), "bias": 0.5})
         stream = Stream((torch.randn(10, 4), torch.arange(10) % 3), 5, model, lambda y: None, seed)
-        progress = Progress([{"epoch": seed}], Start(1.0, 2.0, 0.1, -3.0), 1 / 3, seed, 0.5)
+        progress = Progress([{"epoch": seed}], Start(1.0, 2.0, 0.1, 0.2, -3.0), 1 / 3, seed, 0.5)
         state = checkpoint.State(model, prior, Gaussian(seed), weights, stream, {}, progress, {"more": torch.tensor(seed)})
         for epoch, log_evidence in ((0, -3.0), (4, -1.0), (8, -2.0)):
             progress.keep(state.snapshot(epoch, log_evidence))

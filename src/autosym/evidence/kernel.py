@@ -114,7 +114,8 @@ def at(
             chosen = None if rows is None else rows[inside]
             for name, kernel in _kernels(model, x[inside], likelihood, chosen, batch_size).items():
                 kernels[name].append(kernel)
-    counted = {name: float(name not in left_out(model, tuple(owned))) for name in owned}
+    out = left_out(model, tuple(owned))
+    counted = {name: float(name not in out) for name in owned}
     return Kernel(
         names=tuple(owned),  # in the order of the model, not of its forward pass, so that a fit's prior fits here too
         kernels=tuple(counted[name] * torch.stack(kernels[name]).cpu() for name in owned),

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autosym.runtime.arithmetic import NotFinite
+
 
 class Lost(RuntimeError):
     """Another process of the run has ended."""
@@ -65,12 +67,12 @@ def agreeing() -> Iterator[None]:
     except Exception as raised:
         error = raised
     messages: list[Any] = [None] * count()
-    _together(dist.all_gather_object, messages, None if error is None else str(error))
+    _together(dist.all_gather_object, messages, None if error is None else (str(error), isinstance(error, NotFinite)))
     if error is not None:
         raise error
-    for other, message in enumerate(messages):
-        if message is not None:
-            raise ValueError(f"in process {other} of {len(messages)}: {message}")
+    for other, found in enumerate(messages):
+        if found is not None:
+            raise (NotFinite if found[1] else ValueError)(f"in process {other} of {len(messages)}: {found[0]}")
 
 
 def owners(costs: Sequence[float]) -> list[int]:

@@ -89,6 +89,8 @@ def load_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path
         if target.shape != tensors[name].shape or target.dtype != tensors[name].dtype:
             theirs, ours = ((tuple(t.shape), t.dtype) for t in (tensors[name], target))
             raise ValueError(f"{path} is of another model: {name} is {theirs} there, but {ours} here")
+        if torch.isfinite(target).all() and not torch.isfinite(tensors[name]).all():
+            raise ValueError(f"{path} is damaged: {name} is not finite there; use an earlier one, or start anew")
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(tensors[name])
@@ -166,15 +168,16 @@ class State:
             raise ValueError(f"{path} is damaged: its state of a random generator is none ({error}); start anew") from error
 
     def _load_progress(self, path: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        device, shapes = self.weights.lr.device, {name: t.shape for name, t in self._changing().items()}
+        device, now = self.weights.lr.device, self._changing()
         try:
             self.progress.load(state, {n: t.to(device) for n, t in tensors.items() if n.startswith("kept/")})
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: its snapshots are none ({error}); start anew") from error
         for snapshot in self.progress.snapshots.values():
-            found = {name: t.shape for name, t in snapshot.tensors.items() if not name.startswith("scales/")}
-            if found != shapes:
-                raise ValueError(f"{path} is damaged: its snapshot of epoch {snapshot.epoch} is of another model; start anew")
+            kept = {name: t for name, t in snapshot.tensors.items() if not name.startswith("scales/")}
+            same = {name: t.shape for name, t in kept.items()} == {name: t.shape for name, t in now.items()}
+            if not same or any(torch.isfinite(t).all() and not torch.isfinite(kept[name]).all() for name, t in now.items()):
+                raise ValueError(f"{path} is damaged: its snapshot of epoch {snapshot.epoch} is none of this model; start anew")
         if {0, self.progress.good, self.progress.best} - set(self.progress.snapshots) and self.progress.start:
             raise ValueError(f"{path} is damaged: it lacks a snapshot; start anew")
 

@@ -207,10 +207,10 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
         except NotFinite as error:
             why = str(error)
     if why:
-        return line | recover(run, why)
-    if learning or (not progress.best and epoch % run.schedule.pause == 0):  # before the first evidence step there is none yet
+        return {"epoch": epoch, "loss": line["loss"], **recover(run, why)}
+    if value is not None or (not progress.best and epoch % run.schedule.pause == 0):  # none before the first evidence step
         progress.keep(run.state.snapshot(epoch, value))
-    if learning and run.may_stop and stopped_rising([*progress.lines, line], len(planned)):
+    if learning and run.may_stop and processes.agreed(stopped_rising([*progress.lines, line], len(planned))):
         progress.stopped = epoch
     return line
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
+from autosym.runtime import processes
 from autosym.runtime.arithmetic import NotFinite
+from autosym.training import evidence_steps
 from autosym.training.running import Run
 from autosym.training.snapshots import Start
 from autosym.training.starting import SLOWER, floor
@@ -28,8 +30,8 @@ def lost(run: Run, loss: float) -> str | None:
         return f"the loss is {loss}"
     low, progress.low = progress.low, min(progress.low, loss)
     explained = start.guess - low
-    if not explained > 0.1 * abs(start.guess) or not loss > low + NEAR * explained:
-        return None
+    if run.schedule.step == "none" or explained <= start.least or not loss > low + NEAR * explained:
+        return None  # without evidence a prior that is held may want it so
     kept = progress.snapshots[progress.good].log_evidence
     now = None if kept is None else _evidence(run)
     if kept is not None and now is not None and now >= kept:
@@ -40,11 +42,11 @@ def lost(run: Run, loss: float) -> str | None:
 
 def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
     """Why an evidence step with these figures is a collapse, or None."""
-    now, progress = line["log_evidence"], run.progress
+    now, progress = processes.agreed(line["log_evidence"]), run.progress
     if not math.isfinite(now):
         return f"the log evidence is {now}"
     kept = progress.snapshots[progress.good].log_evidence
-    gone = sum(line["effective_parameters"].values()) < 1
+    gone = processes.agreed(sum(line["effective_parameters"].values())) < 1
     if gone and kept is not None and now < kept:
         return "no effective parameters are left"
     before = evidence(progress.lines)
@@ -54,18 +56,14 @@ def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
 
 
 def recover(run: Run, why: str) -> dict[str, Any]:
-    """Go back to the last good snapshot, at a lower rate; returns what the history says of it."""
+    """Go back to the last good snapshot, at a lower rate; returns what the history says of it. Too many end the run there."""
     progress = run.progress
     progress.recoveries += 1
-    if progress.recoveries > MOST:
-        raise ValueError(
-            f"the run collapsed {progress.recoveries} times: {why} at a rate of {_rate(run)} too; rescale the inputs"
-        )
     progress.pace /= SLOWER
     good = progress.snapshots[progress.good]
     run.state.put_back(good)
-    progress.low = good.low
-    return {"recovered": {"why": why, "epoch": progress.good, "lr": _rate(run)}}
+    progress.low, progress.over = good.low, progress.recoveries >= MOST
+    return {"recovered": {"why": why, "epoch": progress.good, "lr": float(f"{run.schedule.peak * progress.pace:.3g}")}}
 
 
 def settle(run: Run) -> None:
@@ -73,6 +71,7 @@ def settle(run: Run) -> None:
     best, last = (run.progress.snapshots[epoch] for epoch in (run.progress.best, run.progress.good))
     if best.epoch and _more(best.log_evidence, None if last.log_evidence is None else last.log_evidence + NOISE):
         run.state.put_back(best)
+        run.progress.good, run.progress.low = best.epoch, best.low
 
 
 def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
@@ -89,13 +88,14 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
 
     Returns the evidence there, as a function of the prior, and the epoch. Nothing but more evidence wins against the end.
     """
-    progress, chosen = run.progress, len(run.progress.lines)
-    if progress.recoveries and not (progress.good or _start(run).explains):
-        last = next(line["recovered"]["why"] for line in reversed(progress.lines) if "recovered" in line)
+    progress, recovered = run.progress, run.progress.lines[-1].get("recovered")
+    chosen = progress.good if recovered else len(progress.lines)
+    if recovered and not (progress.good or _start(run).explains):
+        last = recovered["why"]
         raise ValueError(
             f"nothing was learned, as {last}: lower lr (now {run.schedule.peak}), train longer, or rescale the inputs"
         )
-    at = run.at_end()
+    at = run.at_end() if chosen else floor(run)
     value = run.value(at)
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
         if snapshot.epoch == chosen or not _more(snapshot.log_evidence, value):
@@ -121,15 +121,16 @@ def _start(run: Run) -> Start:
 
 
 def _evidence(run: Run) -> float | None:
-    try:
-        return run.value(run.estimate(run.schedule.evidence_step, run.seed))
-    except NotFinite:
-        return None
+    """The log evidence of the present weights after a step of the precisions, as a snapshot's is."""
+    how = run.schedule.evidence_step
+    with run.state.trying():
+        try:
+            at = run.estimate(how, run.seed)
+            evidence_steps.improve(run.prior, run.likelihood, at, how)
+            return run.value(at)
+        except NotFinite:
+            return None
 
 
 def _more(one: float | None, other: float | None) -> bool:
     return one is not None and (other is None or one > other)
-
-
-def _rate(run: Run) -> float:
-    return float(f"{run.schedule.peak * run.progress.pace:.3g}")

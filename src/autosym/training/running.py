@@ -90,7 +90,7 @@ class Run:
     def ended(self) -> bool:
         """Whether the run is over: after all epochs, or the last part of a run whose evidence stopped rising."""
         done, stopped = len(self.progress.lines), self.progress.stopped
-        return done >= (self.schedule.epochs if stopped is None else stopped + self._last_part(stopped))
+        return self.progress.over or done >= (self.schedule.epochs if stopped is None else stopped + self._last_part(stopped))
 
     @property
     def may_stop(self) -> bool:

@@ -15,22 +15,21 @@ from autosym.bayes.priors import Prior
 class Start:
     """The model as it was given: its mean loss, that of guessing (the best constant output), and its evidence.
 
-    ``log_evidence`` is at precisions and noise learned in closed form. It is None if the model explains nothing yet, or if
-    precisions are not learned. ``lr`` is the rate that the run began with.
+    ``log_evidence`` is at precisions and noise learned in closed form. It is None if the model explains nothing yet, if it has
+    failed, or if precisions are not learned. ``lr`` is the rate that the run began with. ``least`` is the difference of losses
+    from which on a model is better than guessing.
     """
 
     loss: float
     guess: float
     lr: float
+    least: float
     log_evidence: float | None = None
 
     @property
     def explains(self) -> bool:
         """Whether the model is better than guessing, as one is that was trained before."""
-        return self.guess - self.loss > EXPLAINED * abs(self.guess)
-
-
-EXPLAINED = 0.1  # of the loss of guessing: what a trained model explains at least
+        return self.guess - self.loss > self.least
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class Progress:
     good: int = 0  # the epochs of the snapshots to go back to, and of the one with the most evidence
     best: int = 0
     stopped: int | None = None  # the epoch after which precisions stay, if the evidence stopped rising before the schedule's
+    over: bool = False  # whether it collapsed too often to go on
     snapshots: dict[int, Snapshot] = field(default_factory=dict)  # by epoch; 0 is the start
 
     def keep(self, snapshot: Snapshot) -> None:
@@ -87,7 +87,7 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         """What JSON can hold of it."""
-        plain = {name: getattr(self, name) for name in ("lines", "pace", "recoveries", "good", "best", "stopped")}
+        plain = {name: getattr(self, name) for name in ("lines", "pace", "recoveries", "good", "best", "stopped", "over")}
         kept = {epoch: [s.log_evidence, number(s.low), s.mixture_bound] for epoch, s in self.snapshots.items()}
         start = asdict(self.start) if self.start else None
         return plain | {"low": number(self.low), "start": start, "snapshots": kept}
@@ -98,7 +98,7 @@ class Progress:
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go back to what ``state()`` and ``tensors()`` were. A KeyError, TypeError or ValueError if they are no such thing."""
-        found = {name: state[name] for name in ("pace", "recoveries", "good", "best", "stopped")}
+        found = {name: state[name] for name in ("pace", "recoveries", "good", "best", "stopped", "over")}
         snapshots = {}
         for epoch, (log_evidence, low, mixture_bound) in state["snapshots"].items():
             own = {n.split("/", 2)[2]: t for n, t in tensors.items() if n.startswith(f"kept/{epoch}/")}

@@ -15,11 +15,13 @@ from torch import Tensor
 from autosym.bayes.likelihoods import Likelihood
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
+from autosym.evidence.possible import FEWEST
 from autosym.runtime import processes
 from autosym.training import evidence_steps
 from autosym.training.running import Run
 from autosym.training.snapshots import Start
 
+EXPLAINED = 0.1  # of the loss of guessing, or of a nat: what a trained model explains at least
 STEPS = 100  # of a trial
 SLOWER = 3.0  # by this factor rates are lowered, in trials and after a collapse
 TRIALS = 5
@@ -34,11 +36,13 @@ def begin(run: Run) -> None:
         raise ValueError(
             f"the loss of the given model is {loss}, before the first step: rescale the inputs, or initialise it anew"
         )
-    start = Start(loss, guess, run.schedule.peak)
+    unit = abs(guess) if run.likelihood.hyperparameters() else min(abs(guess), 1.0)  # with noise to learn, losses have no unit
+    start = Start(loss, guess, run.schedule.peak, EXPLAINED * unit)
     if start.explains:
         run.progress.low = loss
         start = replace(start, log_evidence=_measure(run) if run.schedule.step != "none" else None)
-        run.progress.pace = _bearable(run, start) if run.search else 1.0
+        bound = run.schedule.step == "none" and run.given_precision  # a prior may take from a model what it explains
+        run.progress.pace = _bearable(run, start) if run.search and not bound else 1.0
     run.progress.start = replace(start, lr=start.lr * run.progress.pace)
     run.progress.keep(run.state.snapshot(0, start.log_evidence))
 
@@ -47,9 +51,14 @@ def _measure(run: Run) -> float | None:
     """The evidence of the given weights. Leaves precisions and noise where the run begins with them."""
     precision, noise = run.prior.log_precision.data, {name: t.data for name, t in run.likelihood.hyperparameters().items()}
     given, given_noise = precision.clone(), {name: t.clone() for name, t in noise.items()}
-    log_evidence = run.value(floor(run))
-    precision.copy_(given if run.given_precision else torch.where(run.silent(), given, precision))
-    for name, t in noise.items() if run.given_precision else ():
+    at = floor(run)
+    failed = (
+        processes.agreed(float(at.effective_parameters(run.prior).detach().sum())) < FEWEST
+    )  # as nothing can be explained by
+    log_evidence = None if failed else run.value(at)
+    as_given = run.given_precision or log_evidence is None
+    precision.copy_(given if as_given else torch.where(run.silent(), given, precision))
+    for name, t in noise.items() if as_given else ():
         t.copy_(given_noise[name])
     return log_evidence
 
@@ -67,7 +76,7 @@ def _losses(run: Run) -> tuple[float, float]:
     """The mean loss of the given model on some batches, and that of the best constant output for their targets."""
     targets, total = [], torch.zeros_like(run.weights.loss)
     with run.state.trying(), torch.no_grad():
-        for x, y in _batches(run, min(STEPS, math.ceil(run.count / run.stream.together))):
+        for x, y in _batches(run, STEPS, epochs=1):
             total += run.likelihood.loss(run.model(x), y) if len(x) else 0.0
             targets.append(y)
         run.weights.loss.zero_()
@@ -120,12 +129,15 @@ def _trial(run: Run, pace: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _batches(run: Run, left: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first batches of the run."""
-    for epoch in count(1):
+def _batches(run: Run, left: int, epochs: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first batches of the run, of so many epochs at most."""
+    for epoch in count(1) if epochs is None else range(1, epochs + 1):
+        number = 0
         for number, batch in enumerate(run.stream.epoch(epoch), 1):
             run.ranges.redraw(run.seed, epoch, number)
             yield batch
             left -= 1
             if not left:
                 return
+        if not number:
+            raise ValueError(f"the data show no batch in pass {epoch}: give a dataset that can be read again, not an iterator")
