@@ -403,3 +403,75 @@ def test_a_model_without_a_finite_loss_is_refused():
     model.weight.data.fill_(1e200)
     with pytest.raises(ValueError, match=r"loss of the given model|not finite|log-likelihood"):
         autosym.fit(model, (x, y), "gaussian", epochs=2)
+
+
+# ---- what a review asked for
+
+
+def test_a_run_that_collapses_too_often_ends_at_what_is_good(trained, monkeypatch):
+    """It is not an error: the given model is there."""
+    monkeypatch.setattr("autosym.training.fitting.lost", lambda run, loss: "it was told so")
+    model = autosym.relax(trained, pictures(2)[0])
+    before = copy.deepcopy(model.state_dict())
+    fit = autosym.fit(model, pictures(), epochs=40, lr=0.01)
+    assert (fit.recoveries, len(fit.history)) == (guarding.MOST, guarding.MOST)
+    assert fit.nothing_gained, "though no snapshot was compared with it"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert float(fit.evidence.log_evidence) == pytest.approx(fit.start.log_evidence, abs=1e-6)
+
+
+def test_a_prior_that_is_held_may_take_what_a_model_explains(trained):
+    """The MAP of a strong prior is near guessing, and no collapse; its rate is the one asked for."""
+    fit = autosym.fit(copy.deepcopy(trained), pictures(), epochs=30, step="none", prior_precision=1e4)
+    assert fit.recoveries == 0
+    assert fit.start.lr == fit.schedule.lr
+    assert fit.history[-1]["loss"] > 0.9 * fit.start.guess
+
+
+def test_evidence_that_is_not_a_number_is_a_collapse_and_no_figure_of_the_history(trained, monkeypatch, tmp_path):
+    real, calls = guarding.evidence_steps.summary, []
+
+    def summary(*arguments):
+        calls.append(1)
+        return real(*arguments) | ({"log_evidence": math.nan} if len(calls) == 2 else {})
+
+    monkeypatch.setattr(guarding.evidence_steps, "summary", summary)
+    options = {"epochs": 6, "lr": 0.01, "burn_in": 0, "every": 1, "checkpoint": tmp_path / "c", "checkpoint_seconds": 0}
+    fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **options)
+    assert fit.recoveries == 1
+    assert set(fit.history[1]) == {"epoch", "loss", "recovered", "seconds"}
+
+
+def test_after_settling_began_a_collapse_goes_back_to_where_it_began(trained, monkeypatch):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5))
+    starting.begin(run)
+    for epoch, value in ((2, -10.0), (4, -50.0)):
+        run.progress.low = epoch / 100
+        run.progress.keep(run.state.snapshot(epoch, value))
+    guarding.settle(run)
+    assert (run.progress.good, run.progress.low) == (2, 0.02)
+
+
+def test_data_that_can_be_read_once_are_refused_at_the_start():
+    class Once(torch.utils.data.IterableDataset):
+        rows = iter(zip(*pictures(20), strict=True))
+
+        def __iter__(self):
+            return self.rows
+
+    run = prepare(plain(), pictures(20), "categorical", Schedule(epochs=5))
+    run.stream.resident, run.stream.data = None, torch.utils.data.DataLoader(Once(), 4)
+    assert len(list(starting._batches(run, 5))) == 5
+    with pytest.raises(ValueError, match="no batch"):
+        list(starting._batches(run, 5))
+
+
+def test_a_floor_without_effective_parameters_is_none(trained, monkeypatch):
+    """Far off a mode precisions may fall without end, and the evidence be the likelihood: nothing could win against it."""
+    real = laplace.Laplace.effective_parameters
+    monkeypatch.setattr(laplace.Laplace, "effective_parameters", lambda at, prior: 1e-6 * real(at, prior))
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01))
+    starting.begin(run)
+    assert run.progress.start.explains
+    assert run.progress.start.log_evidence is None
+    assert list(run.prior.precision().values()) == pytest.approx([1.0] * len(run.prior.names)), "as given, not as learned"
