@@ -428,6 +428,13 @@ def test_a_prior_that_is_held_may_take_what_a_model_explains(trained):
     assert fit.history[-1]["loss"] > 0.9 * fit.start.guess
 
 
+def test_precisions_that_are_held_stay_so_where_the_start_is_returned(trained, monkeypatch):
+    monkeypatch.setattr("autosym.training.fitting.lost", lambda run, loss: "it was told so")
+    fit = autosym.fit(copy.deepcopy(trained), pictures(), epochs=3, step="none", prior_precision=2.0, lr=0.01)
+    assert fit.nothing_gained
+    assert list(fit.prior.precision().values()) == pytest.approx([2.0] * len(fit.prior.names))
+
+
 def test_evidence_that_is_not_a_number_is_a_collapse_and_no_figure_of_the_history(trained, monkeypatch, tmp_path):
     real, calls = guarding.evidence_steps.summary, []
 

@@ -91,23 +91,26 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
     progress, recovered = run.progress, run.progress.lines[-1].get("recovered")
     chosen = progress.good if recovered else len(progress.lines)
     if recovered and not (progress.good or _start(run).explains):
-        last = recovered["why"]
-        raise ValueError(
-            f"nothing was learned, as {last}: lower lr (now {run.schedule.peak}), train longer, or rescale the inputs"
-        )
-    at = run.at_end() if chosen else floor(run)
+        why, lr = recovered["why"], run.schedule.peak
+        raise ValueError(f"nothing was learned, as {why}: lower lr (now {lr}), train longer, or rescale the inputs")
+    at = _at(run, chosen)
     value = run.value(at)
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
         if snapshot.epoch == chosen or not _more(snapshot.log_evidence, value):
             continue
         present = run.state.snapshot(chosen, value)
         run.state.put_back(snapshot)
-        other = run.at_end() if snapshot.epoch else floor(run)
+        other = _at(run, snapshot.epoch)
         if _more(run.value(other), value):
             at, value, chosen = other, run.value(other), snapshot.epoch
         else:
             run.state.put_back(present)
     return at, chosen
+
+
+def _at(run: Run, epoch: int) -> Laplace | Kernel:
+    """The pass at the present weights, of that epoch; those of the start have their best precisions."""
+    return run.at_end() if epoch or run.schedule.step == "none" else floor(run)
 
 
 def evidence(lines: Sequence[Mapping[str, Any]]) -> list[float]:
