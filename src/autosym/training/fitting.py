@@ -226,11 +226,8 @@ def _train_weights(run: Run, epoch: int) -> float:
 
 
 def _learn_prior(run: Run, epoch: int, line: dict[str, Any]) -> float | None:
-    """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed.
-
-    All steps of a run use the same random draws, so that their evidence can be compared; ranges need new ones.
-    """
-    seed, how = run.seed + (epoch if run.ranges.learned else 0), run.schedule.evidence_step
+    """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed."""
+    seed, how = run.seed + epoch, run.schedule.evidence_step
     run.ranges.redraw(run.seed, epoch, 0)
     at = run.estimate(how, seed)
     evidence_steps.improve(run.prior, run.likelihood, at, how)

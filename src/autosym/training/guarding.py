@@ -19,7 +19,7 @@ from autosym.training.starting import SLOWER, floor
 
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 MOST = 12  # recoveries
-NOISE = 3.0  # nats by which the evidence of two snapshots may differ by chance
+LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
@@ -67,9 +67,11 @@ def recover(run: Run, why: str) -> dict[str, Any]:
 
 
 def settle(run: Run) -> None:
-    """Before precisions are fixed: go back to the snapshot with the most evidence, if it is not the last."""
+    """Before precisions are fixed: go back to the snapshot with the most evidence, if much was lost since."""
     best, last = (run.progress.snapshots[epoch] for epoch in (run.progress.best, run.progress.good))
-    if best.epoch and _more(best.log_evidence, None if last.log_evidence is None else last.log_evidence + NOISE):
+    if best.log_evidence is None or not best.epoch:
+        return
+    if _more(best.log_evidence - LESS * abs(best.log_evidence), last.log_evidence):
         run.state.put_back(best)
         run.progress.good, run.progress.low = best.epoch, best.low
 
