@@ -210,7 +210,7 @@ FAULTS = {
     "start: a floor for networks from scratch": Fault("training/snapshots.py",
         "return self.guess - self.loss > self.least", "return True", "training/test_guarding.py -k scratch"),
     "steps: no bound on a path's step": Fault("training/steps.py",
-        "(w - step / torch.where(most > 1 + 1e-5, most, 1.0).index_select(0, self._path))", "(w - step)",
+        "(w - m * rate / unbiased / bound)", "(w - m * rate / unbiased)",
         "training/test_proximal.py"),
     "checkpoint: the noise of torch is not taken up": Fault("training/checkpoint.py",
         'generators = {**self._generators(), "global": torch.default_generator}', "generators = self._generators()",

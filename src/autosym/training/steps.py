@@ -112,11 +112,13 @@ class Weights:
         v.lerp_(g.square(), 0.001)
         metric = (v / (1 - 0.999**self.steps)).sqrt_()
         means = torch.stack(torch._foreach_norm(list(self._by_name(metric).values()), 1)) / self._counts
-        rate = lr / torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
-        step = m * rate / (1 - beta**self.steps)
-        sizes = torch.stack(torch._foreach_norm(list(self._by_name(step).values()), 2)) / self._counts.sqrt()
-        most = (sizes / (self.lr * self.rates + 1e-30)).clamp_min(1)  # 1 + a few roundings where steps are as long as the rate
-        return (w - step / torch.where(most > 1 + 1e-5, most, 1.0).index_select(0, self._path)) / (1 + self._delta * rate)
+        metric = torch.maximum(metric, (0.01 * means + 1e-8).index_select(0, self._path))
+        rate, unbiased = lr / metric, 1 - beta**self.steps
+        sizes = torch.stack(torch._foreach_norm(list(self._by_name(m / metric).values()), 2)) / (self._counts.sqrt() * unbiased)
+        bound = torch.where(sizes > 1 + 1e-5, sizes, 1.0).index_select(
+            0, self._path
+        )  # the first steps are 1 long, but for rounding
+        return (w - m * rate / unbiased / bound) / (1 + self._delta * rate)
 
     def _framed_move(self, w: Tensor, g: Tensor) -> Tensor:
         """Moves in the frames' coordinates. Only the step is mapped back: mapping the weights would round them every time."""
