@@ -12,7 +12,6 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from autosym.bayes.likelihoods import Likelihood
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
 from autosym.evidence.possible import FEWEST
@@ -89,13 +88,12 @@ def _losses(run: Run) -> tuple[float, float]:
 def _guess(run: Run, targets: Tensor) -> float:
     """The mean loss of the best constant output."""
     output = torch.zeros(run.verified.outputs, dtype=torch.float64, device=targets.device, requires_grad=True)
-    likelihood: Likelihood = run.likelihood
     search = torch.optim.LBFGS([output], max_iter=50, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         search.zero_grad()
         y = targets.double() if targets.is_floating_point() else targets
-        found = likelihood.loss(output.expand(len(targets), -1), y) / max(len(targets), 1)
+        found = run.likelihood.loss(output.expand(len(targets), -1), y) / max(len(targets), 1)
         found.backward()
         return found
 
