@@ -56,7 +56,7 @@ from real_tasks import TASKS, Cell, Pair, tensors
 OUT = Path(__file__).parent / "results" / "real"
 STAGES = ("before", "fit", "simplified", "hardened")
 STEPS = 20  # closed-form steps of precisions
-SUBSET = 10_000  # simplify takes its curvature from so many samples at most: it makes up to 43 passes (resnet20)
+SUBSET = 2_000  # simplify takes its curvature from so many samples at most: it makes up to 43 passes (resnet20)
 HARDENED_ON = 5_000  # samples of the training set that show harden how outputs change
 
 # Six cells tell most, so they have three seeds and all images. The CNN was ruined on digit by defaults, and needs its free paths on place.
@@ -236,7 +236,7 @@ def run_all(cells: Sequence[Cell], data: Path | None, results: Path, work: Path,
             if not mine or file.exists():
                 continue
             try:
-                result = run(cell, data, own, epochs or (20 if cell.images <= SUBSET else 12))
+                result = run(cell, data, own, epochs or (20 if cell.images <= 10_000 else 12))
             except Exception:
                 traceback.print_exc()
                 print(f"FAILED {cell.name}", file=sys.stderr, flush=True)

@@ -346,6 +346,14 @@ def test_evidence_that_had_been_better_is_not_called_rising(values):
     assert verdicts.cautions([], Known(history=steps(*values))) == ()
 
 
+@pytest.mark.parametrize(
+    ("epoch", "expected"), [(0, ()), (1, ()), (2, (Rising(40.0),)), (9, (Rising(40.0),)), (None, (Rising(40.0),))]
+)
+def test_a_run_that_went_back_before_its_last_evidence_step_is_not_called_rising(epoch, expected):
+    history = [line | {"epoch": number} for number, line in enumerate(steps(-100.0, -60.0), 1)]
+    assert verdicts.cautions([], Known(history=history, epoch=epoch)) == expected
+
+
 def ranges(*values):
     return [{"ranges": {"rotation (degrees)": value}} for value in values]
 

@@ -50,7 +50,7 @@ class Known:
     """What is known about a fit beside its shares; None means not known. ``classes`` is None if targets are not classes.
 
     ``fingerprint`` begins with the sums of labels and of their squares. ``learned``: whether precisions were learned at all. The
-    log evidence can be at most ``most``. ``effective_parameters`` are those of the whole network.
+    log evidence can be at most ``most``. ``effective_parameters`` are those of the whole network. The weights are those after ``epoch``.
     """
 
     log_evidence: float | None = None
@@ -63,6 +63,7 @@ class Known:
     log_likelihood: float | None = None
     most: float | None = None
     effective_parameters: float | None = None
+    epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
     if isinstance(little, Guessing):
         return (little,)
     unused = tuple(layer.name for layer in layers(paths) if layer.verdict == "unused")
-    found = (dead, Unused(unused) if unused else None, little, _unsettled(known), _moving(known.history))
+    found = (dead, Unused(unused) if unused else None, little, *_unsettled(known))
     return tuple(caution for caution in found if caution)
 
 
@@ -246,9 +247,15 @@ def _dead(paths: Sequence[PathShare], known: Known) -> Dead | None:
     return Dead(tuple(found), known.lr) if found else None
 
 
-def _unsettled(known: Known) -> OneStep | Rising | None:
+def _unsettled(known: Known) -> tuple[Caution | None, ...]:
+    """Whether the evidence or a range still moved when the run ended. A run that went back further than its last steps had enough."""
+    steps = [line for line in known.history if line.get("log_evidence") is not None]
+    went_back = known.epoch is not None and bool(steps) and known.epoch < steps[-1]["epoch"]
+    return () if went_back else (_rising([line["log_evidence"] for line in steps]), _moving(known.history))
+
+
+def _rising(values: Sequence[float]) -> OneStep | Rising | None:
     """Whether the evidence still rose when precisions were learned for the last time."""
-    values = [line["log_evidence"] for line in known.history if line.get("log_evidence") is not None]
     if len(values) < 2:
         return OneStep() if values else None
     late = values[-max(2, len(values) // 4) :]

@@ -80,6 +80,7 @@ def contents(
         "banks": banks(fit.model),
         "approximate": approximate(fit.model),
         "history": thinned(fit.history),
+        "epoch": fit.epoch,
         "filters": filters(fit.model),
         "compare": None if compare is None else alternatives(compare, title, fit),
         "schedule": settings(fit.schedule),
@@ -301,6 +302,7 @@ def known(contents: Mapping[str, Any]) -> verdicts.Known:
         evidence.get("log_likelihood"),
         evidence.get("most"),
         contents.get("effective_parameters"),
+        contents.get("epoch"),
     )
 
 

@@ -89,8 +89,9 @@ class Fit:
         self.check_weights()
         found = symmetry(self.model, self.prior, self.estimate)
         found = replace(found, simplified=self.simplified, nothing_gained=self.nothing_gained)
-        history = () if self.nothing_gained else self.history  # which is not that of these weights
-        return with_cautions(found, self.evidence, self.estimate, self.prior, self.likelihood, self.schedule, history)
+        return with_cautions(
+            found, self.evidence, self.estimate, self.prior, self.likelihood, self.schedule, self.history, self.epoch
+        )
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
@@ -246,7 +247,8 @@ def with_cautions(
     prior: Prior,
     likelihood: Likelihood,
     schedule: Schedule,
-    history: Sequence[Mapping],
+    history: Sequence[Mapping] = (),
+    epoch: int | None = None,
 ) -> Symmetry:
     """The same table, with what belongs beside it: that nothing is established, or not yet settled."""
     known = verdicts.Known(
@@ -260,5 +262,6 @@ def with_cautions(
         float(evidence.log_likelihood),
         evidence.most,
         float(estimate.effective_parameters(prior).detach().sum()),
+        epoch,
     )
     return replace(found, cautions=verdicts.cautions(found.paths, known))

@@ -94,7 +94,7 @@ class Learner:
         found = symmetry(self.model, self.prior, self.at)
         with torch.no_grad():
             schedule = Schedule(step=self.how.step)
-            return with_cautions(found, self.at(self.prior), self.at, self.prior, self.likelihood, schedule, ())
+            return with_cautions(found, self.at(self.prior), self.at, self.prior, self.likelihood, schedule)
 
     def state_dict(self) -> dict[str, Any]:
         """What your own checkpoint must hold beside the model's weights."""
