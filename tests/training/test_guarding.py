@@ -14,7 +14,7 @@ from autosym.curvature.owners import sites
 from autosym.evidence import kernel, laplace, possible
 from autosym.evidence.cautions import Impossible
 from autosym.nn.layers import silent
-from autosym.training import guarding, starting
+from autosym.training import fitting, guarding, starting
 from autosym.training.fitting import prepare
 from autosym.training.schedule import Schedule
 from autosym.training.snapshots import Progress, Snapshot
@@ -391,7 +391,7 @@ def test_a_start_that_is_returned_has_its_floor(monkeypatch):
     x, y = line_of_points()
     model = nn.Linear(3, 1).double()
     model.weight.data, model.bias.data = torch.linalg.lstsq(x, y).solution.T, torch.zeros(1, dtype=torch.float64)
-    monkeypatch.setattr("autosym.training.fitting._train_weights", lambda run, epoch: 0.05)
+    monkeypatch.setattr("autosym.training.fitting._train_weights", lambda run, epoch: (0.05, 0.05))
     fit = autosym.fit(model, (x, y), "gaussian", prior_precision=1e-6, epochs=2, burn_in=0, trust=0.01, lr=0.1)
     assert fit.nothing_gained
     assert float(fit.evidence.log_evidence) == pytest.approx(fit.start.log_evidence)
@@ -492,3 +492,37 @@ def test_a_loss_is_near_guessing_beyond_four_fifths_of_the_way(trained):
     for part, collapsed in ((0.0, False), (0.5, False), (0.79, False), (0.81, True), (2.0, True)):
         run.progress.low = 0.1
         assert bool(guarding.lost(run, 0.1 + part * way)) is collapsed, part
+
+
+def test_a_collapse_within_an_epoch_is_seen_at_its_end(trained):
+    """The mean loss of an epoch may be small when its last steps are lost."""
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01, batch_size=16))
+    starting.begin(run)
+    losses = iter([0.0] * 8 + [5.0, 7.0])
+
+    def step(x, y):
+        run.weights.loss += len(x) * next(losses)
+
+    run.step = step
+    mean, late = fitting._train_weights(run, 1)
+    assert (mean, late) == (pytest.approx(1.2), pytest.approx(6.0))
+
+
+def test_an_epoch_of_few_batches_has_one_loss(trained):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01, batch_size=80))
+    starting.begin(run)
+    mean, late = fitting._train_weights(run, 1)
+    assert mean == late > 0
+
+
+def test_a_snapshot_that_collapses_twice_is_left_for_an_earlier_one(trained):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=9, lr=0.01))
+    starting.begin(run)
+    for epoch, value in ((2, -10.0), (4, -50.0)):
+        run.progress.keep(run.state.snapshot(epoch, value))
+    gone_back_to = []
+    for epoch in range(5, 10):
+        line = {"epoch": epoch, "loss": 1.0} | (guarding.recover(run, "it was told so") if epoch != 6 else {})
+        run.progress.lines.append(line)
+        gone_back_to.append(line.get("recovered", {}).get("epoch"))
+    assert gone_back_to == [4, None, 4, 2, 0]

@@ -57,6 +57,8 @@ from autosym.training.schedule import Schedule
 from autosym.training.starting import begin
 from autosym.training.steps import Weights
 
+LATE = 0.75  # of an epoch: the loss from there on tells of a collapse, which the mean of the epoch may hide
+
 
 def fit(
     model: nn.Module,
@@ -197,9 +199,9 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
     progress, planned = run.progress, run.schedule.evidence_epochs()
     if epoch == run.settles_after() + 1:
         settle(run)
-    loss = _train_weights(run, epoch)
+    loss, late = _train_weights(run, epoch)
     line: dict[str, Any] = {"epoch": epoch, "loss": loss if math.isfinite(loss) else None}
-    why, value, learning = lost(run, loss), None, epoch in planned and progress.stopped is None
+    why, value, learning = lost(run, late), None, epoch in planned and progress.stopped is None
     if learning and not why:
         try:
             value = _learn_prior(run, epoch, line)
@@ -215,14 +217,18 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
     return line
 
 
-def _train_weights(run: Run, epoch: int) -> float:
-    """One epoch of weight steps; returns the mean loss of its samples."""
+def _train_weights(run: Run, epoch: int) -> tuple[float, float]:
+    """One epoch of weight steps; returns the mean loss of its samples, and of those of its last quarter."""
+    early, shown = 0.0, 0
     run.weights.set_prior(run.prior, run.likelihood)
     for number, (x, y) in enumerate(run.stream.epoch(epoch), 1):
         run.ranges.redraw(run.seed, epoch, number)
+        if not shown and run.stream.shown >= LATE * run.count:
+            early, shown = float(run.weights.loss), run.stream.shown
         run.weights.lr.fill_(run.rate(epoch - 1 + min(run.stream.shown / run.count, 1.0)))
         run.step(x, y)
-    return run.weights.take_loss() / max(run.stream.shown, 1)
+    total = run.weights.take_loss()
+    return total / max(run.stream.shown, 1), (total - early) / max(run.stream.shown - shown, 1)
 
 
 def _learn_prior(run: Run, epoch: int, line: dict[str, Any]) -> float | None:

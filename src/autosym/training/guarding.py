@@ -24,7 +24,7 @@ FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
 def lost(run: Run, loss: float) -> str | None:
-    """Why an epoch with this mean loss is a collapse, or None. Remembers the least loss."""
+    """Why an epoch with this loss at its end is a collapse, or None. Remembers the least loss."""
     progress, start = run.progress, _start(run)
     if not math.isfinite(loss):
         return f"the loss is {loss}"
@@ -56,8 +56,13 @@ def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
 
 
 def recover(run: Run, why: str) -> dict[str, Any]:
-    """Go back to the last good snapshot, at a lower rate; returns what the history says of it. Too many end the run there."""
+    """Go back to the last good snapshot, at a lower rate; returns what the history says of it. Too many end the run there.
+
+    Twice in a row from one snapshot: it was not as good as it seemed, so go back further.
+    """
     progress = run.progress
+    if progress.lines and progress.lines[-1].get("recovered", {}).get("epoch") == progress.good:
+        progress.good = progress.best if progress.best != progress.good else 0
     progress.recoveries += 1
     progress.pace /= SLOWER
     good = progress.snapshots[progress.good]
