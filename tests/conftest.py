@@ -53,3 +53,11 @@ def fitted():
     torch.manual_seed(0)
     data = images()
     return autosym.fit(small(), data, epochs=6, burn_in=0, every=1, seed=3), data
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """A network that explains its data: relax or copy it, as all tests share it."""
+    from trained_before import trained_network
+
+    return trained_network()

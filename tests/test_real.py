@@ -8,10 +8,12 @@ import torch
 import autosym
 import real
 import real_networks
+import real_table
 import real_tasks
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
 from files import mnist_parts, write_cifar10, write_mnist
+from real_table import STAGES
 from real_tasks import TASKS, Cell
 
 TINY = Cell("sequence", "shape", 80, width=2)
@@ -35,8 +37,8 @@ def test_a_run_measures_every_stage_and_leaves_only_its_result(tmp_path, monkeyp
     monkeypatch.setattr(real, "SUBSET", subset)
     assert all_of(tmp_path) == 0
     found = stored(tmp_path)
-    assert all(0 <= found[stage]["accuracy"] <= 100 and found[stage]["nll"] > 0 for stage in real.STAGES)
-    assert all(found[stage]["log_evidence"] < 0 for stage in real.STAGES[:3])
+    assert all(0 <= found[stage]["accuracy"] <= 100 and found[stage]["nll"] > 0 for stage in STAGES)
+    assert all(found[stage]["log_evidence"] < 0 for stage in STAGES[:3])
     assert set(found["fit"]["free_share"]) == {"conv1", "conv2", "conv3"}
     assert found["config"]["epochs"] == 2
     assert seen == ([{"subset": 40}] if subset == 40 else [{}])
@@ -87,7 +89,7 @@ def test_a_network_that_simplify_refuses_is_hardened_as_it_is(tmp_path, monkeypa
     found = stored(tmp_path)
     assert found["simplified"]["refused"] == "nothing to leave out"
     assert found["hardened"]["accuracy"] >= 0
-    assert "? " in real.row([found])[2]
+    assert "? " in real_table.row([found])[2]
 
 
 def test_the_evidence_before_is_of_the_relaxed_network_without_its_free_paths():
@@ -151,8 +153,8 @@ def test_places_are_seen_in_the_labels():
 
 
 def result(seed=0, accuracy=(99.0, 99.0, 99.0, 99.0), evidence=(-900.0, -800.0, -805.0), share=0.02, task="digit", **fit):
-    stages = {name: {"accuracy": value, "seconds": 10.0} for name, value in zip(real.STAGES, accuracy, strict=True)}
-    for name, value in zip(real.STAGES, evidence, strict=False):
+    stages = {name: {"accuracy": value, "seconds": 10.0} for name, value in zip(STAGES, accuracy, strict=True)}
+    for name, value in zip(STAGES, evidence, strict=False):
         stages[name]["log_evidence"] = value
     stages["fit"] |= {"network_share": 0.2, "cautions": ["Rising"], "recoveries": 1} | fit
     stages["simplified"]["network_share"] = share
@@ -198,7 +200,7 @@ def test_the_table_has_means_over_seeds(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_what_went_wrong_is_counted(changed, faults):
-    found = real.faults([result(**changed)])
+    found = real_table.faults([result(**changed)])
     assert +found == faults
 
 

@@ -110,12 +110,12 @@ class State:
     more: Mapping[str, Tensor] = field(default_factory=dict)  # state of other optimisers than that of the weights
 
     def snapshot(self, epoch: int, log_evidence: float | None) -> Snapshot:
-        """A copy of all that training changes."""
+        """A copy, in host memory, of all that training changes."""
         return Snapshot.of(self._changing(), self.prior, epoch, log_evidence, self.progress.low)
 
     def put_back(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot; random numbers go on."""
-        snapshot.put_back(self._changing(), self.prior)
+        snapshot.put_back(self._changing(), self.prior, self.weights.lr.device)
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -168,9 +168,9 @@ class State:
             raise ValueError(f"{path} is damaged: its state of a random generator is none ({error}); start anew") from error
 
     def _load_progress(self, path: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        device, now = self.weights.lr.device, self._changing()
+        now = self._changing()
         try:
-            self.progress.load(state, {n: t.to(device) for n, t in tensors.items() if n.startswith("kept/")})
+            self.progress.load(state, tensors)
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: its snapshots are none ({error}); start anew") from error
         for snapshot in self.progress.snapshots.values():

@@ -86,34 +86,13 @@ def fit(
 ) -> Fit:
     """Train ``model``, in place, on ``data`` and learn, from the same data, how much of every path they want.
 
-    The model itself is trained: fit a ``copy.deepcopy`` to keep it as it was. ``data`` is a pair of tensors, a dataset or a loader. Where
-    the training loader augments or drops samples, ``evidence_data`` are the same samples, once each, as they are. Dropout and batch
-    normalisation must be in eval mode: the prior regularises, and a sample's output must not depend on its batchmates.
+    ``data`` is a pair of tensors, a dataset or a loader. Where a loader augments or drops samples, ``evidence_data`` are the same samples,
+    once each, as they are; ``augment(x, generator)`` changes training batches only. Dropout and batch normalisation must be in eval mode.
+    ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``; ``epochs`` is a bound. With ``step="none"`` it is MAP at
+    ``prior_precision``; with evidence precisions start there. A model that was trained before does not end below where it began.
 
-    ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``. With ``step="none"`` it is plain MAP at ``prior_precision``
-    (1 by default); with evidence that is where precisions start, but no higher than ``start_cap``. ``schedule="paper"`` is the published
-    one. With finite ``nu`` the prior is Student-t (``priors``). Ranges of a model by ``symmetrise`` are learned at evidence steps too.
-
-    A model that was trained before is not ruined. The evidence of the given weights is taken first (``start`` of the fit). If ``lr`` is
-    not given, short trials find one that does no harm; if ``prior_precision`` is not, precisions start at their best values. After a
-    collapse the run goes back to its last good snapshot, at a third of the rate (``recoveries``). It ends where the evidence is largest:
-    after settling, at a snapshot, or at the start. ``epochs`` is a bound: a run whose evidence no longer rises settles early.
-
-    ``augment(x, generator)`` is applied to training batches on the model's device; the evidence is that of the data as they are. On a GPU
-    tensors stay there and steps are recorded as CUDA graphs, unless ``capture`` is False: forward() then runs in Python only a few
-    times. ``memory`` (GiB) bounds the batches of evidence steps, as in ``curvature.kfac``.
-
-    ``callbacks`` are called with every line of the history, a dictionary. Four are at hand by name. ``progress`` shows a bar on a terminal
-    (on stderr), and a line every tenth of the run elsewhere; a name shows such lines, begun by it. ``history`` names a JSON-lines file,
-    ``tensorboard`` a folder of event files, and ``log`` is one more function.
-
-    ``checkpoint`` names a file that is written at the start, every ``checkpoint_seconds`` at the end of an epoch, and at the end of the
-    run: a run that was interrupted can always go on. With ``resume`` it goes on from the file, if it is there, as if it had never stopped:
-    the same arguments on the same machine give the same weights, precisions and history, bit for bit on the CPU and, with
-    ``deterministic``, on a GPU.
-
-    Several processes (``torch.distributed``: torchrun, DDP) take a part of every batch and of the evidence each: ``batch_size`` is that
-    of all together, and all return the same fit. The first of them writes, shows and logs.
+    ``callbacks`` and ``log`` are called with every line of the history; ``progress`` shows it, ``history`` and ``tensorboard`` keep it.
+    ``resume`` goes on from the file ``checkpoint``, bit for bit. Every argument is in docs/faq.md, "What can a fit be told?".
     """
     schedule, seed = Schedule.of(schedule, changes), operator.index(seed)
     run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)

@@ -36,7 +36,8 @@ class Start:
 class Snapshot:
     """Everything that a run changes, as it was after ``epoch`` epochs, and the log evidence then (None: not taken).
 
-    ``low`` is the least loss of an epoch up to then.
+    ``low`` is the least loss of an epoch up to then. ``tensors`` are in host memory, whatever the model's device: a run keeps three
+    snapshots, and a GPU has better use for that memory.
     """
 
     epoch: int
@@ -48,17 +49,21 @@ class Snapshot:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], prior: Prior, epoch: int, log_evidence: float | None, low: float) -> "Snapshot":
         """A copy of ``tensors`` and of the scales of ``prior``."""
-        copied = {name: t.detach().clone() for name, t in tensors.items()}
-        copied |= {f"scales/{name}": t.clone() for name, t in prior.scales.items()}
+        changing = {**tensors, **{f"scales/{name}": t for name, t in prior.scales.items()}}
+        copied = {name: t.detach().to("cpu", copy=True) for name, t in changing.items()}
         return cls(epoch, log_evidence, low, prior.mixture_bound, copied)
 
     @torch.no_grad()
-    def put_back(self, tensors: Mapping[str, Tensor], prior: Prior) -> None:
-        """Copy it into ``tensors``, which stay where they are (a recorded CUDA graph reads them), and into ``prior``."""
+    def put_back(self, tensors: Mapping[str, Tensor], prior: Prior, device: torch.device) -> None:
+        """Copy it into ``tensors``, which stay where they are (a recorded CUDA graph reads them), and into ``prior``.
+
+        ``device`` is the model's, for the scales of the prior.
+        """
         for name, tensor in tensors.items():
             tensor.copy_(self.tensors[name])
-        kept = {name.removeprefix("scales/"): t.clone() for name, t in self.tensors.items() if name.startswith("scales/")}
-        prior.scales, prior.mixture_bound = kept, self.mixture_bound
+        scales = {name.removeprefix("scales/"): t for name, t in self.tensors.items() if name.startswith("scales/")}
+        prior.scales = {name: t.to(device, copy=True) for name, t in scales.items()}
+        prior.mixture_bound = self.mixture_bound
 
 
 @dataclass
