@@ -112,8 +112,8 @@ def at(
         for part in range(parts):
             inside = slice(part * per_part, (part + 1) * per_part)
             chosen = None if rows is None else rows[inside]
-            for name, kernel in _kernels(model, x[inside], likelihood, chosen, batch_size).items():
-                kernels[name].append(kernel)
+            for path in rows_of(model, x[inside], likelihood, chosen, batch_size):
+                kernels[path.name].append(path.kernel())
     out = left_out(model, tuple(owned))
     counted = {name: float(name not in out) for name in owned}
     return Kernel(
@@ -162,8 +162,36 @@ def _chosen(shown: Pass, samples: int | None, parts: int, seed: int) -> Tensor:
     return torch.stack([found[i] for i in range(len(order))])
 
 
-def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None, batch_size: int) -> dict[str, Tensor]:
-    """R^T J_i J_i^T R of every path over one part, (rows, rows) in float64; rows are samples times the columns of R."""
+@dataclass(frozen=True)
+class Rows:
+    """R^T J of one path for some samples, row by row. With ``inputs`` (one position) a row is the outer product of two vectors.
+
+    ``gradients`` is (rows, weights), or (K, rows, out) beside ``inputs`` (K, rows, in).
+    """
+
+    name: str
+    gradients: Tensor
+    inputs: Tensor | None = None
+
+    def kernel(self) -> Tensor:
+        """The products of all rows with each other, (rows, rows) in float64."""
+        t, a = self.gradients, self.inputs
+        found = (t @ t.mT if a is None else ((t @ t.mT) * (a @ a.mT)).sum(0)).double()
+        if not torch.isfinite(found).all():
+            raise NotFinite(
+                f"the kernel of {self.name} overflowed {t.dtype}: rescale the inputs or the targets, or use model.double()"
+            )
+        return found
+
+    def dense(self) -> Tensor:
+        """(rows, weights)."""
+        if self.inputs is None:
+            return self.gradients
+        return torch.einsum("kro,kri->rkoi", self.gradients, self.inputs).flatten(1)
+
+
+def rows_of(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None, batch_size: int) -> list[Rows]:
+    """R^T J of every path at inputs x. Rows are samples times the columns of R, of which one may be ``chosen`` for each sample."""
     parts: dict[str, list[Tensor]] = {}
     inputs: dict[str, list[Tensor]] = {}
     for begin in range(0, len(x), batch_size):
@@ -171,30 +199,12 @@ def _kernels(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor
         root = likelihood.root if chosen is None else partial(_one_column, likelihood, chosen[inside])
         for name, (columns, g) in linearised(model, x[inside], root)[1].items():
             if columns.shape[1] == 1:  # one position: the kernel is a product, gradients are not needed
-                inputs.setdefault(name, []).append(columns[:, 0])
-                parts.setdefault(name, []).append(g[:, :, 0])
+                inputs.setdefault(name, []).append(columns[:, 0].repeat_interleave(g.shape[1], 0).transpose(0, 1))
+                parts.setdefault(name, []).append(g[:, :, 0].flatten(0, 1).transpose(0, 1))
             else:
-                gradients = torch.einsum("bcsko,bski->bckoi", g, columns)
-                parts.setdefault(name, []).append(gradients.flatten(2))
-    kernels = {}
-    for name, found in parts.items():
-        t = torch.cat(found)
-        count = t.shape[1]
-        if name not in inputs:
-            t = t.flatten(0, 1)
-            kernels[name] = (t @ t.mT).double()
-            continue
-        a = torch.cat(inputs[name]).transpose(0, 1)  # (K, B, in)
-        g = t.flatten(0, 1).transpose(0, 1)  # (K, B C, out)
-        alike = (a @ a.mT).repeat_interleave(count, 1).repeat_interleave(count, 2)
-        kernels[name] = ((g @ g.mT) * alike).sum(0).double()
-    bad = [name for name, kernel in kernels.items() if not torch.isfinite(kernel).all()]
-    if bad:
-        raise NotFinite(
-            f"the kernel of {bad[0]} overflowed {next(model.parameters()).dtype}: rescale the inputs or the targets, "
-            "or use model.double()"
-        )
-    return kernels
+                parts.setdefault(name, []).append(torch.einsum("bcsko,bski->bckoi", g, columns).flatten(2).flatten(0, 1))
+    joined = {name: torch.cat(found, 1) for name, found in inputs.items()}
+    return [Rows(name, torch.cat(found, int(name in joined)), joined.get(name)) for name, found in parts.items()]
 
 
 def _one_column(likelihood: Likelihood, chosen: Tensor, f: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ class Evidence:
     ``complexity`` is minus the log of the posterior's volume. ``occam`` (log_prior - complexity) is the price of the
     parameters; it is never positive for Laplace at a mode. If the value is a lower bound, ``bound_of`` says of what. The true
     log p(D) is at most ``most``, by what is known of the data and the prior: an estimate above it is not ``possible``.
+    ``standard_error`` is that of estimates by random probes, 0 without chance, None if it is not known.
     """
 
     log_likelihood: Tensor
@@ -21,6 +22,7 @@ class Evidence:
     samples: int
     bound_of: str | None = None
     most: float = math.inf
+    standard_error: float | None = None
 
     @property
     def occam(self) -> Tensor:
@@ -37,4 +39,6 @@ class Evidence:
     def __str__(self) -> str:
         value, fit, occam = (float(t.detach()) for t in (self.log_evidence, self.log_likelihood, self.occam))
         doubt = "" if self.possible else f"; it cannot be more than {self.most:.3f}, so the approximation has failed"
-        return f"log evidence {value:.3f} nats over {self.samples} samples = log likelihood {fit:.3f} + Occam factor {occam:.3f}{doubt}"
+        error = f" +- {self.standard_error:.2g}" if self.standard_error else ""
+        parts = f"log likelihood {fit:.3f} + Occam factor {occam:.3f}"
+        return f"log evidence {value:.3f}{error} nats over {self.samples} samples = {parts}{doubt}"

@@ -1,0 +1,120 @@
+"""Products with the Gauss-Newton matrix of a whole network, without forming it.
+
+    H v = sum_n J_n^T Lambda_n J_n v,        Lambda = R R^T the output Hessian
+
+J v is the derivative of J^T u with respect to u, along v. So any model that can be differentiated twice will do, and all vectors share
+one graph. A product takes about four passes over the data, whatever the number of outputs.
+
+The network linearised at its weights w has the outputs f + J d at w + d. With an ``offset`` d, Lambda and slopes are taken there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature.owners import sites
+from autosym.curvature.passes import Pass, budget
+from autosym.curvature.verification import Verified, refuse_batch_dependence, verify
+from autosym.runtime import arithmetic, processes
+from autosym.runtime.arithmetic import NotFinite
+from autosym.runtime.batching import Data
+
+GRAPHS = 3  # a product keeps so many graphs of a batch: forward, backward, and its derivative
+
+
+class GaussNewton:
+    """H of ``model`` on ``data`` at unit likelihood scale, as a linear map of flat vectors: all weights of the sites in a row."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        likelihood: Likelihood,
+        *,
+        batch_size: int | None = None,
+        memory: float | None = None,
+    ):
+        self.model, self.data, self.likelihood = processes.unwrapped(model), data, likelihood
+        refuse_batch_dependence(self.model)
+        self.sites = sites(self.model)
+        self.parameters = [site.parameter for site in self.sites]
+        self.sizes = [p.numel() for p in self.parameters]
+        self.device = self.parameters[0].device
+        self.batch_size, self.memory = batch_size, budget(memory, self.device) / 2**30 / GRAPHS
+        self.verified: Verified | None = None
+        self.offset: Tensor | None = None
+        self.products = 0  # how many there were
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """H v for each row v of ``vectors`` (k, weights), in float64."""
+        totals, parts = torch.zeros_like(vectors, dtype=torch.float64), [self._parts(v) for v in vectors]
+        shown = self._pass()
+        for f, along, back, _ in self._linearised(shown):
+            root = self.likelihood.root(f)
+            for total, part in zip(totals, parts, strict=True):
+                jv = along(part)
+                total += back((root @ (root.mT @ jv[:, :, None]))[:, :, 0])
+        self.products += len(vectors)
+        return self._summed(shown, totals)
+
+    def slope(self) -> tuple[Tensor, Tensor]:
+        """The statistic of the log-likelihood and the gradient of the loss, at unit scale, of the linearised network at the offset."""
+        statistic, total = torch.zeros(2, sum(self.sizes) + 1, dtype=torch.float64, device=self.device)
+        shown = self._pass()
+        for f, _, back, y in self._linearised(shown):
+            with torch.enable_grad():
+                f.requires_grad_()
+                (g,) = torch.autograd.grad(self.likelihood.loss(f, y), f)
+            statistic[0] += self.likelihood.statistic(f.detach(), y).double()
+            total[1:] += back(g)
+        total[0] = statistic[0]
+        total = self._summed(shown, total)
+        return total[0].cpu(), total[1:]
+
+    def _linearised(self, shown: Pass) -> Iterator[tuple[Tensor, Callable, Callable, Tensor]]:
+        """For each batch: outputs at the offset, v -> J v for the parts of v, u -> J^T u as a flat vector, and targets."""
+        offset = None if self.offset is None else self._parts(self.offset)
+        for x, y, _, _ in shown:
+            with arithmetic.true_float32(), torch.enable_grad():
+                f = self.model(x)
+                u = torch.zeros_like(f, requires_grad=True)
+                slopes = torch.autograd.grad(f, self.parameters, u, create_graph=True, materialize_grads=True)
+                used = [i for i, g in enumerate(slopes) if g.requires_grad]
+
+                def along(
+                    parts: Sequence[Tensor], u: Tensor = u, slopes: Sequence[Tensor] = slopes, used: list = used
+                ) -> Tensor:
+                    found = torch.autograd.grad([slopes[i] for i in used], u, [parts[i] for i in used], retain_graph=True)
+                    return found[0].detach()
+
+                def back(cotangent: Tensor, f: Tensor = f) -> Tensor:
+                    options = {"retain_graph": True, "materialize_grads": True}
+                    return flat(torch.autograd.grad(f, self.parameters, cotangent, **options))
+
+                yield f.detach() if offset is None else f.detach() + along(offset), along, back, y
+
+    def _parts(self, vector: Tensor) -> list[Tensor]:
+        """A flat vector as one tensor for each parameter, in its shape and type."""
+        pieces = vector.split(self.sizes)
+        return [piece.to(p).view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
+
+    def _pass(self) -> Pass:
+        return Pass(self.model, self.data, self.likelihood, self.batch_size, self._verified, memory=self.memory)
+
+    def _verified(self, x: Tensor) -> Verified:
+        self.verified = self.verified or verify(self.model, x, owned=self.sites)
+        return self.verified
+
+    def _summed(self, shown: Pass, totals: Tensor) -> Tensor:
+        if shown.parts > 1:
+            processes.add(totals)
+        if not torch.isfinite(totals).all():
+            raise NotFinite("a product with the Gauss-Newton matrix is not finite: rescale the inputs, or use model.double()")
+        return totals
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All entries in a row, in float64."""
+    return torch.cat([t.detach().flatten().double() for t in tensors])

@@ -1,0 +1,86 @@
+"""Conjugate gradients for several right sides at once, and what they know of the matrix: z^T log(A) z with a bracket.
+
+The coefficients of conjugate gradients for A x = z make the tridiagonal Lanczos matrix T of A and z, so that one run gives both
+x = A^-1 z and Gauss quadrature, z^T g(A) z ~ |z|^2 e_1^T g(T) e_1. For the logarithm the Gauss rule is too large, and the Gauss-Radau
+rule with a node at or below the least eigenvalue too small (Golub and Meurant): the truth is between them, however few steps.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CONVERGED = 1e-12  # of the right side: a residual below it is rounding
+
+
+@dataclass(frozen=True)
+class Solution:
+    """x (k, n) with A x ~ z, the Lanczos matrix of each right side, and |z|^2 (k,)."""
+
+    x: Tensor
+    diagonal: Tensor  # (k, steps) of T
+    beside: Tensor  # (k, steps); the last one leads out of T, and is zero if x is exact
+    square_norms: Tensor
+
+    @property
+    def steps(self) -> int:
+        return self.diagonal.shape[1]
+
+    def log_bracket(self, least: float) -> tuple[Tensor, Tensor]:
+        """Lower and upper limits (k,) of z^T log(A) z. No eigenvalue of A is below ``least``."""
+        below = _radau(self.diagonal, self.beside, least)
+        lower, upper = (_first_of_log(*of) for of in (below, (self.diagonal, self.beside[:, :-1])))
+        return self.square_norms * lower, self.square_norms * upper
+
+
+def solve(
+    product: Callable[[Tensor], Tensor], right: Tensor, enough: Callable[[Solution], bool], most: int, check: int = 5
+) -> Solution:
+    """A x = z for every row z of ``right`` (k, n), by ``product``: (k, n) -> (k, n), symmetric and positive.
+
+    Every ``check`` steps ``enough`` is asked; at most ``most`` steps are made.
+    """
+    x, r, p = torch.zeros_like(right), right.clone(), right.clone()
+    norms = old = r.square().sum(1)
+    alphas: list[Tensor] = []
+    betas: list[Tensor] = []
+    while True:
+        going = old > CONVERGED**2 * norms
+        ap = product(p)
+        alpha = torch.where(going, old / (p * ap).sum(1).where(going, 1), 1.0)
+        step = torch.where(going, alpha, 0.0)[:, None]
+        x, r = x + step * p, r - step * ap
+        new = r.square().sum(1)
+        beta = torch.where(going, new / old.where(going, 1), 0.0)
+        alphas.append(alpha)
+        betas.append(beta)
+        p, old = r + beta[:, None] * p, torch.where(going, new, 0.0)
+        if len(alphas) % check == 0 or len(alphas) >= most or not (old > CONVERGED**2 * norms).any():
+            found = _solution(x, alphas, betas, norms)
+            if len(alphas) >= most or not (old > CONVERGED**2 * norms).any() or enough(found):
+                return found
+
+
+def _solution(x: Tensor, alphas: list[Tensor], betas: list[Tensor], norms: Tensor) -> Solution:
+    alpha, beta = (torch.stack(found, 1).cpu() for found in (alphas, betas))
+    diagonal = 1 / alpha
+    diagonal[:, 1:] += beta[:, :-1] / alpha[:, :-1]
+    return Solution(x, diagonal, beta.sqrt() / alpha, norms.cpu())
+
+
+def _radau(diagonal: Tensor, beside: Tensor, node: float) -> tuple[Tensor, Tensor]:
+    """T with one more row, so that ``node`` is an eigenvalue."""
+    eliminated = diagonal[:, 0] - node  # pivots of T - node I
+    for step in range(1, diagonal.shape[1]):
+        eliminated = diagonal[:, step] - node - beside[:, step - 1].square() / eliminated
+    last = node + beside[:, -1].square() / eliminated
+    return torch.cat([diagonal, last[:, None]], 1), beside
+
+
+def _first_of_log(diagonal: Tensor, beside: Tensor) -> Tensor:
+    """e_1^T log(T) e_1."""
+    matrix = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors[:, 0].square() * values.clamp_min(math.ulp(0.0)).log()).sum(1)
