@@ -93,11 +93,19 @@ def test_learned_normalisation(name):
 
 def test_normalisation_that_cannot_be_learned_is_frozen_and_says_why(monkeypatch):
     norms = nn.LayerNorm((4, 4)), nn.GroupNorm(2, 4), nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4).requires_grad_(False)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), *norms, norms[1], nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), *norms, norms[1], nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, 2)
+    )
     monkeypatch.setattr("autosym.linear.normalisation.WIDEST", 15)
     relaxed = autosym.relax(model.eval(), torch.randn(2, 1, 6, 6), learn_normalisation=True)
     notes = {note.layer: note.note for note in relaxed.relaxation.layers if note.outcome == "frozen"}
-    words = {"1": "too large", "2": "more than once", "3": "does not cover", "4": "frozen in the given model", "6": "does not cover"}
+    words = {
+        "1": "too large",
+        "2": "more than once",
+        "3": "does not cover",
+        "4": "frozen in the given model",
+        "6": "does not cover",
+    }
     assert notes.keys() == words.keys()
     assert all(words[layer] in note for layer, note in notes.items())
 

@@ -4,8 +4,10 @@ xhat is the normalised input. BatchNorm (in eval mode) normalises by its running
 sample itself, so no sample depends on its batchmates. The shift is a ``Bias``. The scale has one column and S = K = 1, like a bias,
 so both blocks are exact.
 
-The prior of a scale is centred at zero, as all priors here are, though scales start at one. Its precision is its own and is learned,
-so its spread becomes the size of the scales. A scale of zero switches its channel off: that is what less evidence for it should mean.
+The prior of a scale is centred at zero, as all priors here are, though scales start at one. A prior centred at one would fit most
+trained scales better, but one has no meaning: where an activation such as ReLU and a linear layer follow, a scale and shift of any
+other size, with the next weights rescaled, compute the same function. Zero is the only centre at which the evidence, with learned
+precisions, does not see that.
 """
 
 from torch import Tensor, nn
