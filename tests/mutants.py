@@ -264,7 +264,7 @@ FAULTS = {
     "conversion: the free part of a dense layer is all of it": Fault("surgery/relaxing.py",
         "2 * (by_position - invariant[..., None] / positions)", "2 * by_position", "surgery/test_relaxing.py -k pool"),
     "conversion: one use too many is kept": Fault("surgery/relaxing.py",
-        "if seen.calls > 1 and not held:", "if seen.calls > 2 and not held:",
+        "seen.calls > 1 and not held:", "seen.calls > 2 and not held:",
         "surgery/test_relaxing_refusals.py test_entry_points.py -k 'twice or refused or reused'"),
     "plain: a pool that sums": Fault("surgery/merging.py",
         'v.weight.repeat_interleave(v.positions, 1) / v.positions', 'v.weight.repeat_interleave(v.positions, 1)',
