@@ -6,7 +6,7 @@ so both blocks are exact.
 
 The prior of a scale is centred at zero, as all priors here are, though scales start at one. A prior centred at one would fit most
 trained scales better, but one has no meaning: where an activation such as ReLU and a linear layer follow, a scale and shift of any
-other size, with the next weights rescaled, compute the same function. Zero is the only centre at which the evidence, with learned
+other size, with the next weights rescaled, compute the same function. Zero is the only fixed centre at which the evidence, with learned
 precisions, does not see that.
 """
 
