@@ -15,6 +15,7 @@ import approximations
 import costs
 import findings
 import learned
+import normalisation
 import other_groups
 import pool
 import priors
@@ -288,3 +289,21 @@ def test_the_source_is_compared_with_its_last_commit_and_resumes_its_checkpoints
     assert "of 18 quantities are the same" in done.stdout, done.stdout + done.stderr
     assert "checkpoint student-t, handed on" in done.stdout
     assert "the rest of" not in done.stdout, "a group that failed"
+
+
+# ---- normalisation
+
+
+def test_normalisation(monkeypatch):
+    """Rescaling keeps the function; at learned precisions it keeps the evidence, if normalisation is folded at any."""
+    monkeypatch.setattr(normalisation, "STEPS", 200)
+    torch.manual_seed(0)
+    net, (train, _) = normalisation.small_resnet(2).eval(), normalisation.digits(0, 20)
+    torch.testing.assert_close(normalisation.rescaled(net, slice(None))(train[0]), net(train[0]), rtol=1e-3, atol=1e-3)
+    rows = normalisation.of_plain(net, *train)
+    assert [(row["normalisation"], row["precisions"]) for row in rows][::2] == [(n, "learned") for n in normalisation.CHOICES]
+    same = [row["all layers"] == pytest.approx(row["as it is"], abs=1) for row in rows]
+    assert same == [True, False, True, True, True, False]
+    fits = normalisation.of_fits(0, 40, 1)
+    assert [row["normalisation"] for row in fits] == list(normalisation.CHOICES)
+    assert "accuracy" in normalisation.shown(fits)

@@ -131,6 +131,15 @@ def test_what_a_sample_takes_grows_with_the_map_and_not_with_the_number_of_sampl
     assert 3 * columns + outputs <= bytes_of(model, large) <= 2 * (3 * columns + outputs)
 
 
+def test_normalised_inputs_are_counted():
+    model = randomised(nn.Sequential(nn.Conv2d(2, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(8 * 6 * 6, 3)))
+    x, found = torch.randn(2, 2, 8, 8, dtype=torch.float64), []
+    for trainable in (True, False):
+        model[1].requires_grad_(trainable)
+        found.append(bytes_of(model, x))
+    assert found[0] - found[1] == pytest.approx(8 * 8 * 6 * 6, rel=0.1)
+
+
 def test_a_budget_is_of_what_samples_take():
     """By the estimate itself: a tenth of the memory of a batch of 20 is that of few samples, twice as much that of more."""
     model, data = convnet(), draw("categorical", 20, (2, 6, 5))

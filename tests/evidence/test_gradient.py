@@ -21,8 +21,16 @@ def dense_net():
     return randomised(nn.Sequential(nn.Flatten(), nn.Linear(60, 6), nn.Tanh(), nn.Linear(6, 3)))
 
 
+def normalised_net(norm):
+    first, *rest = convnet(activation=nn.Tanh)
+    return randomised(nn.Sequential(first, norm, *rest)).eval()
+
+
 MODELS = {
     "dense": dense_net,
+    "batch normalisation": lambda: normalised_net(nn.BatchNorm2d(4)),
+    "layer normalisation": lambda: normalised_net(nn.LayerNorm((6, 5))),
+    "group normalisation": lambda: normalised_net(nn.GroupNorm(2, 4)),
     "conv": lambda: convnet(activation=nn.Tanh),
     "relu": convnet,
     "circular": lambda: convnet("circular", nn.Tanh),

@@ -22,6 +22,11 @@ MODELS = {
     "averaged": lambda: (autosym.symmetrise(mlp(2, 5, 3), {"rotation": 1.0}, samples=4).double(), (2,)),
     "mlp": lambda: (mlp(5, 4, 3), (5,)),
     "convolutions": lambda: (convnet(), (2, 6, 5)),
+    "batch normalisation": lambda: (randomised(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), mlp(4, 3))).eval(), (5,)),
+    "layer normalisation": lambda: (
+        randomised(nn.Sequential(nn.Conv1d(2, 3, 3), nn.LayerNorm(4), nn.Flatten(), mlp(12, 3))),
+        (2, 6),
+    ),
     "f-fc+conv": lambda: (
         randomised(nets.build("f-fc+conv", (1, 4, 4), 3, width=2, channels=(1, 2), strides=(1, 2), hidden=2)),
         (1, 4, 4),

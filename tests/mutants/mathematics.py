@@ -5,6 +5,17 @@ from mutants.fault import Fault
 # fmt: off
 FAULTS = {
     # linear
+    "normalisation: running statistics are left out": Fault("linear/normalisation.py",
+        "return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)", "return x",
+        "curvature/test_normalisation.py"),
+    "normalisation: a scale without its own eps": Fault("linear/normalisation.py",
+        "module.num_groups, eps=module.eps)", "module.num_groups)", "curvature/test_normalisation.py"),
+    "normalisation: the axes of LayerNorm come first": Fault("linear/normalisation.py",
+        "return (1,) * (x.dim() - 1 - len(own)) + own", "return own + (1,) * (x.dim() - 1 - len(own))",
+        "curvature/test_normalisation.py"),
+    "normalisation: subclasses are taken for the layer": Fault("curvature/owners.py",
+        'if type(module) in NORMALISATIONS and name == "weight":', 'if isinstance(module, NORMALISATIONS) and name == "weight":',
+        "curvature/test_normalisation.py -k own"),
     "paths: a pool that sums": Fault("linear/dense.py",
         "x.unflatten(1, (-1, self.positions)).mean(-1)[", "x.unflatten(1, (-1, self.positions)).sum(-1)[",
         "linear/test_paths.py surgery/test_hardening.py -k 'path_law or pool'"),

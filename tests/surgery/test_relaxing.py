@@ -73,6 +73,50 @@ def test_folded_normalisation(name):
     assert not [m for m in relaxed.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
 
 
+@pytest.mark.parametrize("name", ["resnet", "conv1d", "u-net encoder", "mixer"])
+def test_learned_normalisation(name):
+    """Scales and shifts take part in the fit, and in the hardened model."""
+    model, x = built(name, torch.float64)
+    relaxed = autosym.relax(model, x, learn_normalisation=True)
+    norms = [layer for layer in FROZEN[name] if layer != "up"]
+    assert set(norms) <= set(relaxed.relaxation.names("kept"))
+    assert relaxed.relaxation.names("frozen") == (("up",) if name == "u-net encoder" else ())
+    assert_close(autosym.harden(relaxed, (x, labels()), tolerance=0)(x), model(x), rtol=0, atol=1e-12)
+    fit = autosym.fit(relaxed, (x, labels()), epochs=2)
+    hardened = autosym.harden(fit, (x, labels()), tolerance=0)
+    assert_close(hardened(x), relaxed(x), rtol=0, atol=1e-12)
+    for layer in norms:
+        assert {f"{layer}.weight", f"{layer}.bias"} <= set(fit.prior.names)
+        assert not torch.equal(hardened.get_submodule(layer).weight, model.get_submodule(layer).weight)
+        assert_close(hardened.get_submodule(layer).state_dict(), relaxed.get_submodule(layer).state_dict(), rtol=0, atol=0)
+
+
+def test_normalisation_that_cannot_be_learned_is_frozen_and_says_why(monkeypatch):
+    norms = nn.LayerNorm((4, 4)), nn.GroupNorm(2, 4), nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4).requires_grad_(False)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), *norms, norms[1], nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, 2)
+    )
+    monkeypatch.setattr("autosym.linear.normalisation.WIDEST", 15)
+    relaxed = autosym.relax(model.eval(), torch.randn(2, 1, 6, 6), learn_normalisation=True)
+    notes = {note.layer: note.note for note in relaxed.relaxation.layers if note.outcome == "frozen"}
+    words = {
+        "1": "too large",
+        "2": "more than once",
+        "3": "does not cover",
+        "4": "frozen in the given model",
+        "6": "does not cover",
+    }
+    assert notes.keys() == words.keys()
+    assert all(words[layer] in note for layer, note in notes.items())
+
+
+def test_normalisation_is_folded_where_that_is_wanted_and_learned_elsewhere():
+    norms = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), norms[0], nn.ReLU(), norms[1], nn.Flatten(), nn.Linear(64, 2)).eval()
+    record = autosym.relax(model, torch.randn(2, 1, 6, 6), fold=True, learn_normalisation=True).relaxation
+    assert (record.names("folded"), record.names("kept")) == (("1",), ("3",))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_frozen_layer_stays_frozen_when_normalisation_is_folded_into_it(bias):
     """Its bias too, which is that of the normalisation where it had none."""

@@ -1,6 +1,7 @@
 """Sites: which path owns which parameter of a model, and the hooks that show each path its inputs and cotangents.
 
-autosym's paths own their weight. torch's Linear, Conv1d and Conv2d are read as paths; the modules are not changed.
+autosym's paths own their weight. torch's Linear, Conv1d, Conv2d and normalisation layers are read as paths; the modules are not
+changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
+from autosym.linear.normalisation import NORMALISATIONS, WIDEST, Scale, affine_shape, normalised, too_wide
 from autosym.linear.path import Definition, Path
 from autosym.runtime.batching import check_module
 
@@ -30,7 +32,8 @@ class Site:
 def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     """Every trainable parameter with the path that owns it. Frozen parameters are point estimates, outside the evidence.
 
-    Paths own their weight. torch's Linear, Conv1d and Conv2d are read as Dense or Conv, and Bias. Anything else is refused.
+    Paths own their weight. torch's Linear, Conv1d and Conv2d are read as Dense or Conv, and Bias; BatchNorm, LayerNorm and GroupNorm
+    as Scale and Bias. Anything else is refused.
     """
     check_module(model)
     found: dict[int, Site] = {}
@@ -47,7 +50,13 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             if path is None:
                 raise ValueError(
                     f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
-                    "nn.Linear, nn.Conv1d and nn.Conv2d; freeze it by requires_grad_(False) to keep it as a point estimate"
+                    "nn.Linear, nn.Conv1d, nn.Conv2d, BatchNorm, LayerNorm and GroupNorm; freeze it by requires_grad_(False) to keep "
+                    "it as a point estimate"
+                )
+            if type(module) in NORMALISATIONS and too_wide(module):
+                raise ValueError(
+                    f"{full} of {type(module).__name__} has {parameter.numel()} numbers: its exact block of curvature would be too large "
+                    f"(at most {WIDEST} are covered); freeze it by requires_grad_(False) to keep it as a point estimate"
                 )
             own_weight = isinstance(module, Path) and name == "weight"
             found[id(parameter)] = Site(module_name if own_weight else full, module, parameter, path)
@@ -111,6 +120,10 @@ def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tenso
         if name == "weight":
             return lambda *_: _definition(Conv, *form_of(module))
         return lambda _, y: _definition(Bias, (y.shape[1],) + (1,) * (y.dim() - 2), tuple(y.shape[1:]), expand_bias)
+    if type(module) in NORMALISATIONS and name == "weight":
+        return lambda x, _: Scale(normalised(module, x), affine_shape(module, x))
+    if type(module) in NORMALISATIONS:
+        return lambda _, y: _definition(Bias, affine_shape(module, y), tuple(y.shape[1:]), expand_bias)
     return None
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.owners import Site, sites
 from autosym.curvature.tape import Tape
+from autosym.linear.path import Tangents
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import check_module, to_model
@@ -19,7 +20,7 @@ class Verified:
     """Facts about a model that passed the checks for curvature, so that later passes need not check again."""
 
     sites: tuple[Site, ...]
-    bytes_per_sample: float  # that a pass needs: what autograd keeps, and three times the largest columns or rows
+    bytes_per_sample: float  # that a pass needs: what autograd and tangents keep, and three times the largest columns or rows
     outputs: int
     exchangeable: bool = False  # whether permuting the outputs is a symmetry of the prior (see ``_are_alike``)
 
@@ -59,6 +60,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
             head.append(expected * site.parameter.detach().flatten())
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     activations = sum(size for where, size in kept.items() if where not in weights)
+    activations += sum(path.tangents.nbytes for path in tape.paths.values() if isinstance(path, Tangents))
     largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
     return Verified(tuple(owned), (activations + 3 * largest) / len(x), f.shape[1], _are_alike(f.detach(), direction, head))
 

@@ -183,9 +183,12 @@ def log_evidence(
     """The log marginal likelihood of ``model`` on all of ``data``, in nats, by Laplace at its present weights.
 
     ``data`` is a pair of tensors (inputs, targets), a dataset or a loader. ``prior_precision`` is one number for all paths, or
-    one by name of path. The model is a torch model made of Linear, Conv1d and Conv2d, or one of autosym's. Train it with the
-    same prior: the approximation holds at a mode of the posterior. The noise is not learned but fixed at
+    one by name of path. The model is a torch model made of Linear, Conv1d, Conv2d and normalisation layers, or one of autosym's.
+    Train it with the same prior: the approximation holds at a mode of the posterior. The noise is not learned but fixed at
     ``Gaussian(sigma_noise)``, 1 by default; ``fit`` learns it. ``options`` go to ``autosym.curvature.kfac``.
+
+    At a given precision the evidence depends on the size of weights that a normalisation follows, though the function does not. It
+    does not at precisions that ``fit`` learns, or where batch normalisation is folded: ``relax(model, x, paths={}, fold=True)``.
     """
     evidence = at(model, data, likelihood, **options)
     return float(evidence(Prior(evidence.names, prior_precision)).log_evidence.detach())

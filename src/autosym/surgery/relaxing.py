@@ -23,6 +23,7 @@ from autosym.curvature.owners import check_parameter, is_under, sites
 from autosym.curvature.verification import refuse_batch_dependence, verify
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
 from autosym.nn import layers
 from autosym.nn.layers import Affine, Branch, Relaxed
@@ -79,13 +80,16 @@ def relax(
     paths: str | Mapping[str, str] = "f-fc",
     keep: Collection[str] = (),
     fold: bool = False,
+    learn_normalisation: bool = False,
 ) -> nn.Module:
     """A copy of ``model`` that computes the same function, with a symmetric and a free path in its layers.
 
     ``example`` is a small batch of inputs; the free paths are made for maps of its size. ``paths`` names the free path of every
     convolution: "f-fc", "fc", "s-fc", or several joined by "+". It may also be a dict from layer names to free paths; all other
     layers then stay as they are. A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names
-    layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly before it.
+    layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly before it. Scales and
+    shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and GroupNorm are trained, and
+    covered by the evidence.
 
     ``relaxation`` of the returned model lists what was relaxed, kept, frozen and folded, and why.
     """
@@ -122,6 +126,8 @@ def relax(
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
         elif type(module) in RELAXABLE:
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
+        elif type(module) in NORMALISATIONS and list(module.parameters()):
+            notes.append(_normalisation(name, module, seen.of(module), learn_normalisation))
         elif list(module.parameters(recurse=False)) or name in norms:
             notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
     for note in notes:
@@ -177,18 +183,13 @@ def _convert(
     kind = type(module).__name__
     wanted = paths.get(name) if isinstance(paths, Mapping) else paths if not isinstance(module, nn.Linear) else "pool"
     trained = {parameter.requires_grad for parameter in module.parameters()}
-    if trained == {False}:
-        return _frozen(name, module, "frozen in the given model")
-    if seen.calls == 0:
-        return _frozen(name, module, "took no part in the forward pass as a layer, so the evidence cannot cover it")
-    if seen.calls > 1 and not held:
+    if trained != {False} and seen.calls > 1 and not held:
         raise ValueError(
             f"{name} ({kind}) is used {seen.calls} times in a forward pass: the curvature of a shared layer is not the sum of its "
             f"uses; make one layer for each use, or keep it as it is, frozen, with keep=[{name!r}]"
         )
-    if seen.calls > 1 or not seen.by_sample or module._forward_hooks or module._forward_pre_hooks:
-        why = "used more than once" if seen.calls > 1 else "its input is not one tensor (B, ...), or it has hooks"
-        return _frozen(name, module, f"{why}, so the evidence cannot cover it")
+    if why := _uncovered(module, seen):
+        return _frozen(name, module, why)
     if held or wanted is None or len(trained) > 1:
         why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
         return LayerNote(name, kind, "kept", (), why)
@@ -199,6 +200,29 @@ def _convert(
     made.train(module.training)
     _replace(model, module, made.to(module.get_parameter("weight")))
     return LayerNote(name, kind, "relaxed", tuple(made), why)
+
+
+def _normalisation(name: str, module: nn.Module, seen: Seen, learned: bool) -> LayerNote:
+    """Keep the scale and shift of a normalisation layer for the evidence, or freeze them and say why."""
+    why = _uncovered(module, seen)
+    if not why and not learned:
+        why = "a point estimate: learn_normalisation is False"
+    elif not why and too_wide(module):
+        why = f"a point estimate: its exact block of curvature would be too large (more than {WIDEST} numbers)"
+    return _frozen(name, module, why) if why else LayerNote(name, type(module).__name__, "kept", (), "scale and shift learned")
+
+
+def _uncovered(module: nn.Module, seen: Seen) -> str:
+    """Why the evidence cannot cover a layer of a kind that it covers, or an empty string."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return "frozen in the given model"
+    if seen.calls == 0:
+        return "took no part in the forward pass as a layer, so the evidence cannot cover it"
+    if seen.calls > 1:
+        return "used more than once, so the evidence cannot cover it"
+    if not seen.by_sample or module._forward_hooks or module._forward_pre_hooks:
+        return "its input is not one tensor (B, ...), or it has hooks, so the evidence cannot cover it"
+    return ""
 
 
 def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
