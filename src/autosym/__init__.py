@@ -6,10 +6,10 @@ from autosym.answer.comparison import Comparison, compare
 from autosym.answer.equivariance import assert_equivariant, equivariance_error
 from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from autosym.bayes.priors import Prior
-from autosym.evidence.laplace import log_evidence
 from autosym.evidence.predictive import Predictive, calibration_error
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry
+from autosym.evidence.whole import log_evidence
 from autosym.nn.symmetrised import symmetrise
 from autosym.report import drawing, writing
 from autosym.runtime import moved

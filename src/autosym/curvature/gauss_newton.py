@@ -51,7 +51,7 @@ class GaussNewton:
         """H v for each row v of ``vectors`` (k, weights), in float64."""
         totals, parts = torch.zeros_like(vectors, dtype=torch.float64), [self._parts(v) for v in vectors]
         shown = self._pass()
-        for f, along, back, _ in self._linearised(shown):
+        for f, along, back, _, _ in self._linearised(shown):
             root = self.likelihood.root(f)
             for total, part in zip(totals, parts, strict=True):
                 jv = along(part)
@@ -63,7 +63,7 @@ class GaussNewton:
         """The statistic of the log-likelihood and the gradient of the loss, at unit scale, of the linearised network at the offset."""
         statistic, total = torch.zeros(2, sum(self.sizes) + 1, dtype=torch.float64, device=self.device)
         shown = self._pass()
-        for f, _, back, y in self._linearised(shown):
+        for f, _, back, y, _ in self._linearised(shown):
             with torch.enable_grad():
                 f.requires_grad_()
                 (g,) = torch.autograd.grad(self.likelihood.loss(f, y), f)
@@ -73,10 +73,16 @@ class GaussNewton:
         total = self._summed(shown, total)
         return total[0].cpu(), total[1:]
 
-    def _linearised(self, shown: Pass) -> Iterator[tuple[Tensor, Callable, Callable, Tensor]]:
-        """For each batch: outputs at the offset, v -> J v for the parts of v, u -> J^T u as a flat vector, and targets."""
+    def outputs(self) -> Tensor:
+        """The outputs (N, D) of the linearised network at the offset, in the order of the data."""
+        found = [(f, places) for f, _, _, _, places in self._linearised(self._pass(alone=True))]
+        order = torch.cat([places for _, places in found]).argsort()
+        return torch.cat([f for f, _ in found])[order.to(self.device)]
+
+    def _linearised(self, shown: Pass) -> Iterator[tuple[Tensor, Callable, Callable, Tensor, Tensor]]:
+        """For each batch: outputs at the offset, v -> J v for the parts of v, u -> J^T u as a flat vector, targets and places."""
         offset = None if self.offset is None else self._parts(self.offset)
-        for x, y, _, _ in shown:
+        for x, y, _, places in shown:
             with arithmetic.true_float32(), torch.enable_grad():
                 f = self.model(x)
                 u = torch.zeros_like(f, requires_grad=True)
@@ -93,15 +99,16 @@ class GaussNewton:
                     options = {"retain_graph": True, "materialize_grads": True}
                     return flat(torch.autograd.grad(f, self.parameters, cotangent, **options))
 
-                yield f.detach() if offset is None else f.detach() + along(offset), along, back, y
+                yield f.detach() if offset is None else f.detach() + along(offset), along, back, y, places
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
         """A flat vector as one tensor for each parameter, in its shape and type."""
         pieces = vector.split(self.sizes)
         return [piece.to(p).view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
 
-    def _pass(self) -> Pass:
-        return Pass(self.model, self.data, self.likelihood, self.batch_size, self._verified, memory=self.memory)
+    def _pass(self, alone: bool = False) -> Pass:
+        seen = (self.model, self.data, self.likelihood, self.batch_size, self._verified)
+        return Pass(*seen, memory=self.memory, alone=alone)
 
     def _verified(self, x: Tensor) -> Verified:
         self.verified = self.verified or verify(self.model, x, owned=self.sites)

@@ -190,13 +190,25 @@ class Rows:
         return torch.einsum("kro,kri->rkoi", self.gradients, self.inputs).flatten(1)
 
 
-def rows_of(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor | None, batch_size: int) -> list[Rows]:
-    """R^T J of every path at inputs x. Rows are samples times the columns of R, of which one may be ``chosen`` for each sample."""
+def rows_of(
+    model: nn.Module,
+    x: Tensor,
+    likelihood: Likelihood,
+    chosen: Tensor | None,
+    batch_size: int,
+    outputs: Tensor | None = None,
+) -> list[Rows]:
+    """R^T J of every path at inputs x. Rows are samples times the columns of R, of which one may be ``chosen`` for each sample.
+
+    R is taken at ``outputs`` (B, D), by default those of the model.
+    """
     parts: dict[str, list[Tensor]] = {}
     inputs: dict[str, list[Tensor]] = {}
     for begin in range(0, len(x), batch_size):
         inside = slice(begin, begin + batch_size)
         root = likelihood.root if chosen is None else partial(_one_column, likelihood, chosen[inside])
+        if outputs is not None:
+            root = partial(_given, root(outputs[inside]))
         for name, (columns, g) in linearised(model, x[inside], root)[1].items():
             if columns.shape[1] == 1:  # one position: the kernel is a product, gradients are not needed
                 inputs.setdefault(name, []).append(columns[:, 0].repeat_interleave(g.shape[1], 0).transpose(0, 1))
@@ -205,6 +217,10 @@ def rows_of(model: nn.Module, x: Tensor, likelihood: Likelihood, chosen: Tensor 
                 parts.setdefault(name, []).append(torch.einsum("bcsko,bski->bckoi", g, columns).flatten(2).flatten(0, 1))
     joined = {name: torch.cat(found, 1) for name, found in inputs.items()}
     return [Rows(name, torch.cat(found, int(name in joined)), joined.get(name)) for name, found in parts.items()]
+
+
+def _given(root: Tensor, f: Tensor) -> Tensor:
+    return root.to(f)
 
 
 def _one_column(likelihood: Likelihood, chosen: Tensor, f: Tensor) -> Tensor:

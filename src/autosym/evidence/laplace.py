@@ -7,7 +7,7 @@ differentiable function of every prior precision and of the noise.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,24 +171,3 @@ def left_out(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """
     paths = silent(model)
     return tuple(name for name in names if any(is_under(name, path) for path in paths))
-
-
-def log_evidence(
-    model: nn.Module,
-    data: Data,
-    likelihood: str | Likelihood = "categorical",
-    prior_precision: float | Mapping[str, float] = 1.0,
-    **options: Any,
-) -> float:
-    """The log marginal likelihood of ``model`` on all of ``data``, in nats, by Laplace at its present weights.
-
-    ``data`` is a pair of tensors (inputs, targets), a dataset or a loader. ``prior_precision`` is one number for all paths, or
-    one by name of path. The model is a torch model made of Linear, Conv1d, Conv2d and normalisation layers, or one of autosym's.
-    Train it with the same prior: the approximation holds at a mode of the posterior. The noise is not learned but fixed at
-    ``Gaussian(sigma_noise)``, 1 by default; ``fit`` learns it. ``options`` go to ``autosym.curvature.kfac``.
-
-    At a given precision the evidence depends on the size of weights that a normalisation follows, though the function does not. It
-    does not at precisions that ``fit`` learns, or where batch normalisation is folded: ``relax(model, x, paths={}, fold=True)``.
-    """
-    evidence = at(model, data, likelihood, **options)
-    return float(evidence(Prior(evidence.names, prior_precision)).log_evidence.detach())

@@ -35,7 +35,13 @@ FEWEST = 0.5  # effective parameters: with fewer, labels that are explained are 
 
 
 class Estimate(Protocol):
-    """An estimate of the evidence at fixed weights, as a function of the prior: ``Laplace`` or ``Kernel``."""
+    """An estimate of the evidence at fixed weights, as a function of the prior: ``Laplace``, ``Kernel`` or ``Whole``."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def sizes(self) -> Tensor: ...
 
     @property
     def likelihood(self) -> Likelihood: ...

@@ -16,8 +16,7 @@ from torch import nn
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import is_under
 from autosym.evidence.cautions import Caution
-from autosym.evidence.kernel import Kernel
-from autosym.evidence.laplace import Laplace
+from autosym.evidence.possible import Estimate
 from autosym.linear.path import NOTHING, Kept
 from autosym.linear.sparse import Sparse
 from autosym.nn import symmetrised
@@ -189,17 +188,15 @@ def _under(numbers: Mapping[str, float], *stems: str) -> float:
     return sum(number for name, number in numbers.items() if any(is_under(name, stem) for stem in stems))
 
 
-def effective(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Effective:
+def effective(model: nn.Module, prior: Prior, at: Estimate) -> Effective:
     """Effective parameters of a model under ``prior``."""
-    gammas, sizes = (
-        dict(zip(laplace.names, t.tolist(), strict=True)) for t in (laplace.effective_parameters(prior), laplace.sizes)
-    )
+    gammas, sizes = (dict(zip(at.names, t.tolist(), strict=True)) for t in (at.effective_parameters(prior), at.sizes))
     return Effective(gammas, sizes, {name: parameter.numel() for name, parameter in model.named_parameters()})
 
 
-def symmetry(model: nn.Module, prior: Prior, laplace: Laplace | Kernel) -> Symmetry:
+def symmetry(model: nn.Module, prior: Prior, at: Estimate) -> Symmetry:
     """The shares of every relaxed layer of ``model`` under ``prior``."""
-    found = effective(model, prior, laplace)
+    found = effective(model, prior, at)
     precision = prior.precision()
     rows = []
     for layer, module in model.named_modules():

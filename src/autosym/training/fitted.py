@@ -17,21 +17,22 @@ from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import sites
-from autosym.evidence import verdicts
+from autosym.evidence import verdicts, whole
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.predictive import Link, Predictive, predictive
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry, symmetry
+from autosym.evidence.whole import How, Whole
 from autosym.runtime import processes
-from autosym.runtime.batching import check_module
+from autosym.runtime.batching import Data, check_module
 from autosym.runtime.records import pack, unpack
 from autosym.training import checkpoint
 from autosym.training.schedule import Schedule
 from autosym.training.snapshots import Start
 
 FILE, KIND = "fit.safetensors", "autosym fit"
-KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Curvature, Factors, Start)}
+KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Whole, Curvature, Factors, Start)}
 EXPECTED = {"schedule": Schedule, "history": list, "evidence": Evidence}
 PRIOR = ("names", "nu", "log_precision", "scales", "mixture_bound")
 ON_DEVICE = ("estimate/curvature/factors/", "estimate/eigenvalues/", "model/", "prior/scales/")  # the model's
@@ -51,7 +52,7 @@ class Fit:
     schedule: Schedule
     history: list[dict[str, Any]]
     evidence: Evidence
-    estimate: Laplace | Kernel
+    estimate: Laplace | Kernel | Whole
     seed: int = 0
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # of the model as it was fitted, by name in its state
@@ -93,6 +94,18 @@ class Fit:
             found, self.evidence, self.estimate, self.prior, self.likelihood, self.schedule, self.history, self.epoch
         )
 
+    def refine(
+        self, data: Data, nats: float = 5.0, *, seed: int = 0, how: How | None = None, memory: float | None = None
+    ) -> "Fit":
+        """The same fit with the evidence of the whole network in place of its Kronecker approximation, and shares by it.
+
+        ``data`` must be those of the fit. The standard error is at most ``nats``, or as small as 64 probes make it; where a matrix of
+        all weights or of all samples can be factorised there is none (``evidence.whole``). Compare refined fits with refined ones.
+        """
+        self.check_weights()
+        found = whole.at(self.model, data, self.laplace, self.prior, nats=nats, seed=seed, how=how, memory=memory)
+        return replace(self, evidence=found.evidence, estimate=found)
+
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
         self.check_weights()
@@ -126,11 +139,13 @@ class Fit:
         self.check_weights()
         path, tensors = File(folder) / FILE, {f"model/{name}": t for name, t in self.weights.items()}
         learned = dict(self.likelihood.hyperparameters())
+        estimate = self.estimate.laplace if isinstance(self.estimate, Whole) else self.estimate
         state = {
             "schedule": pack(self.schedule, "schedule", tensors),
             "history": pack(self.history, "history", tensors),
             "evidence": pack(self.evidence, "evidence", tensors),
-            "estimate": pack(self.estimate, "estimate", tensors, leave_out=("likelihood", "parameters")),
+            "estimate": pack(estimate, "estimate", tensors, leave_out=("likelihood", "parameters")),
+            "whole": pack(self.estimate, "whole", tensors, leave_out=("laplace",)) if estimate is not self.estimate else None,
             "prior": pack({key: getattr(self.prior, key) for key in PRIOR}, "prior", tensors),
             "likelihood": {"name": self.likelihood.name, "learned": pack(learned, "likelihood", tensors)},
             "seed": self.seed,
@@ -146,6 +161,8 @@ class Fit:
     @property
     def laplace(self) -> Laplace:
         """The estimate with its Kronecker factors."""
+        if isinstance(self.estimate, Whole):
+            return self.estimate.laplace
         if isinstance(self.estimate, Kernel):
             raise ValueError("this fit was made with kernel evidence, which has no Kronecker factors: fit without kernel=")
         return self.estimate
@@ -212,6 +229,8 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
     if state["estimate"]["record"] == Laplace.__name__:
         more["parameters"] = {n: weights[n] if n in weights else weights[f"{n}.weight".lstrip(".")] for n in prior.names}
     estimate = unpack(state["estimate"], tensors, KINDS, **more)
+    if state.get("whole") is not None:
+        estimate = unpack(state["whole"], tensors, KINDS, laplace=estimate)
     parts = {key: unpack(state[key], tensors, KINDS) for key in EXPECTED}
     wrong = [key for key, kind in EXPECTED.items() if not isinstance(parts[key], kind)]
     if wrong:
@@ -243,7 +262,7 @@ def _checksum(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> int:
 def with_cautions(
     found: Symmetry,
     evidence: Evidence,
-    estimate: Laplace | Kernel,
+    estimate: Laplace | Kernel | Whole,
     prior: Prior,
     likelihood: Likelihood,
     schedule: Schedule,

@@ -57,7 +57,8 @@ from autosym.training.schedule import Schedule
 from autosym.training.starting import begin
 from autosym.training.steps import Weights
 
-LATE = 0.75  # of an epoch: the loss from there on tells of a collapse, which the mean of the epoch may hide
+LATE = 0.75  # of an epoch of so many steps at least: the loss from there on tells of a collapse, which the mean may hide
+LONG = 16
 
 
 def fit(
@@ -202,7 +203,7 @@ def _train_weights(run: Run, epoch: int) -> tuple[float, float]:
     run.weights.set_prior(run.prior, run.likelihood)
     for number, (x, y) in enumerate(run.stream.epoch(epoch), 1):
         run.ranges.redraw(run.seed, epoch, number)
-        if not shown and run.stream.shown >= LATE * run.count:
+        if not shown and number > LATE * LONG and run.stream.shown >= LATE * run.count:
             early, shown = float(run.weights.loss), run.stream.shown
         run.weights.lr.fill_(run.rate(epoch - 1 + min(run.stream.shown / run.count, 1.0)))
         run.step(x, y)
