@@ -199,11 +199,11 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
 
 def _train_weights(run: Run, epoch: int) -> tuple[float, float]:
     """One epoch of weight steps; returns the mean loss of its samples, and of those of its last quarter."""
-    early, shown = 0.0, 0
+    early, shown, long = 0.0, 0, run.steps() >= LONG * run.schedule.epochs
     run.weights.set_prior(run.prior, run.likelihood)
     for number, (x, y) in enumerate(run.stream.epoch(epoch), 1):
         run.ranges.redraw(run.seed, epoch, number)
-        if not shown and number > LATE * LONG and run.stream.shown >= LATE * run.count:
+        if long and not shown and run.stream.shown >= LATE * run.count:
             early, shown = float(run.weights.loss), run.stream.shown
         run.weights.lr.fill_(run.rate(epoch - 1 + min(run.stream.shown / run.count, 1.0)))
         run.step(x, y)
