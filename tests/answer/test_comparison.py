@@ -83,7 +83,7 @@ def test_a_model_whose_evidence_cannot_be_is_never_the_best():
     assert sum(model.probability for model in found.models[:2]) == pytest.approx(1)
     last = found.models[2]
     assert isinstance(last.failed, Impossible)
-    assert last.log_evidence == float(failed.evidence.log_evidence)
+    assert last.log_evidence == pytest.approx(float(failed.evidence.log_evidence), abs=1e-6)
     assert math.isnan(last.difference)
     assert math.isnan(last.probability)
     assert last.warnings == (last.failed.unranked(),)
@@ -205,7 +205,9 @@ def test_models_are_fitted_alike():
     torch.manual_seed(5)
     alone = {name: autosym.fit(small(name), (x, y), **options) for name in ("conv", "f-fc+conv")}
     for name, fitted in alone.items():
-        assert float(found.fits[name].evidence.log_evidence) == pytest.approx(float(fitted.evidence.log_evidence))
+        assert float(found.fits[name].evidence.log_evidence) == pytest.approx(
+            float(fitted.refine((x, y)).evidence.log_evidence)
+        )
         assert found.fits[name].schedule.epochs == 3
     assert all(model.short_of_mode > 0 for model in found)
     (factored,) = [model for model in found if model.name == "f-fc+conv"]
@@ -336,3 +338,40 @@ def test_the_fingerprint_does_not_depend_on_order_or_batches():
     torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-6)
     torch.testing.assert_close(one[:4], swapped[:4])
     assert abs(one[4] - swapped[4]) > 1e-3
+
+
+# ---- evidence of the whole network
+
+
+def test_fits_are_compared_by_the_evidence_of_the_whole_network_if_it_is_exact(monkeypatch):
+    x, y = images()
+    fits = {name: autosym.fit(small(name), (x, y), epochs=3) for name in ("conv", "fc")}
+    whole = {name: float(f.refine((x, y)).evidence.log_evidence) for name, f in fits.items()}
+    given = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
+    for options, expected in (({}, whole), ({"curvature": "whole"}, whole), ({"curvature": "kronecker"}, given)):
+        assert {m.name: m.log_evidence for m in autosym.compare(fits, (x, y), **options)} == pytest.approx(expected)
+    assert {m.name: m.log_evidence for m in autosym.compare(fits)} == given, "without data there is no other"
+    monkeypatch.setattr("autosym.evidence.whole.FEW", 3)
+    assert {m.name: m.log_evidence for m in autosym.compare(fits, (x, y))} == given, "probes only if they are asked for"
+    sampled = autosym.compare(fits, (x, y), curvature="whole")
+    assert all(m.standard_error > 0 and abs(m.log_evidence - whole[m.name]) < 6 * m.standard_error + 1 for m in sampled)
+    assert "+-" in str(sampled)
+
+
+def test_a_margin_within_the_error_of_probes_is_said(monkeypatch):
+    x, y = images()
+    fit = autosym.fit(small("conv"), (x, y), epochs=3)
+    refined = fit.refine((x, y), how="probes", nats=50.0)
+    assert refined.evidence.standard_error > 0
+    found = autosym.compare([refined, refined])
+    assert all(any("twice the error" in warning for warning in model.warnings) for model in found)
+    mixed = autosym.compare({"whole": refined, "factors": fit})
+    assert [any("refine all" in warning for warning in m.warnings) for m in mixed] == [m.name == "whole" for m in mixed]
+
+
+def test_the_whole_network_needs_data_and_a_known_name():
+    fit = autosym.fit(small("conv"), images(), epochs=3)
+    with pytest.raises(ValueError, match="needs the data"):
+        autosym.compare([fit, fit], curvature="whole")
+    with pytest.raises(ValueError, match="'kronecker', 'whole'"):
+        autosym.compare([fit, fit], curvature="lanczos")

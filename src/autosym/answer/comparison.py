@@ -10,7 +10,7 @@ warning beside a model names anything else that may mislead.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
-from autosym.evidence import possible, verdicts
+from autosym.evidence import possible, verdicts, whole
 from autosym.evidence.cautions import Failed
+from autosym.evidence.laplace import Laplace
+from autosym.evidence.whole import Whole
 from autosym.linear.path import Path
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import Data
@@ -36,6 +38,7 @@ class Compared:
     If its evidence must not be used, ``failed`` says why, and both are NaN.
     ``short_of_mode`` estimates how many nats the log posterior would still rise (None without data to measure it).
     ``unlearned`` estimates how many nats the evidence would rise if precisions took one more closed-form step at these weights.
+    ``standard_error`` is that of evidence estimated by probes (0: exact for the whole network; None: of Kronecker factors, not known).
     """
 
     name: str
@@ -47,6 +50,7 @@ class Compared:
     unlearned: float
     warnings: tuple[str, ...]
     failed: Failed | None = None
+    standard_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,20 +87,31 @@ class Comparison:
         for m in self.models:
             short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
             ranks = ("failed", "-") if m.failed else (f"{m.difference:.2f}", f"{m.probability:.3g}")
-            numbers = (f"{m.log_evidence:.2f}", f"{m.per_sample:.4f}", *ranks, short)
+            error = f" +- {m.standard_error:.2g}" if m.standard_error else ""
+            numbers = (f"{m.log_evidence:.2f}{error}", f"{m.per_sample:.4f}", *ranks, short)
             rows.append((m.name, *numbers))
         return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
 
 
 def compare(
-    candidates: Mapping[str, Fit | nn.Module] | Sequence[Fit | nn.Module], data: Data | None = None, **options: Any
+    candidates: Mapping[str, Fit | nn.Module] | Sequence[Fit | nn.Module],
+    data: Data | None = None,
+    curvature: Literal["kronecker", "whole"] | None = None,
+    **options: Any,
 ) -> Comparison:
     """p(M_i | D) of several fits, or models, of the same data, by name (or numbered from 0).
 
     Fits are compared as they are. A model is first trained, in place, by ``fit(model, data, **options)``. ``data`` must be the
     data of every candidate. With them, compare also measures how far the weights are from a mode of the posterior, where the
     Laplace approximation holds.
+
+    With the ``curvature`` "whole" all fits are refined first (``Fit.refine``), so that the evidence is that of the whole network. By
+    default this is done if there are data and the evidence of every fit is found exactly, without probes. "kronecker" leaves it be.
     """
+    if curvature not in (None, "kronecker", "whole"):
+        raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
+    if curvature == "whole" and data is None:
+        raise ValueError("the evidence of the whole network needs the data of the fits: compare(fits, data, curvature='whole')")
     if isinstance(candidates, (Fit, nn.Module, str)) or not hasattr(candidates, "__iter__"):
         raise TypeError(
             f"compare takes several fits or models, got one {type(candidates).__name__}: give a list, or a dict by name, e.g. "
@@ -116,7 +131,17 @@ def compare(
     if options and not models:
         raise TypeError(f"{', '.join(options)}: options are for training models, but these are fits already: leave them out")
     fits = {name: c if isinstance(c, Fit) else fit(c, _given(data), **options) for name, c in named.items()}
-    return judged(fits, data)
+    return judged(_refined(fits, data, curvature), data)
+
+
+def _refined(fits: Mapping[str, Fit], data: Data | None, curvature: str | None) -> Mapping[str, Fit]:
+    """The fits with the evidence of the whole network, if that is asked for, or cheap for all of them."""
+    if data is None or curvature == "kronecker":
+        return fits
+    for f in fits.values() if curvature is None else ():
+        if not isinstance(f.estimate, Laplace) or math.isfinite(f.prior.nu) or whole.route(f.model, f.laplace) == "probes":
+            return fits
+    return {name: f if isinstance(f.estimate, Whole) else f.refine(data) for name, f in fits.items()}
 
 
 def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
@@ -131,9 +156,14 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
         margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
         unlearned = _unlearned(fits[name])
         warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned)]
+        error = math.hypot(*(fits[n].evidence.standard_error or 0.0 for n in (name, order[0 if place else len(order) > 1])))
+        if margin < 2 * error:
+            warnings.append(
+                f"the margin, {margin:.3g} nats, is less than twice the error of the estimate, {error:.2g}: refine with fewer nats"
+            )
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
         row = (name, values[name], values[name] / samples, difference, probability, short[name], unlearned, tuple(warnings))
-        compared.append(Compared(*row))
+        compared.append(Compared(*row, standard_error=fits[name].evidence.standard_error))
     for name, why in failed.items():
         per_sample, unlearned = values[name] / fits[name].evidence.samples, _unlearned(fits[name])
         row = (name, values[name], per_sample, math.nan, math.nan, short[name], unlearned, (why.unranked(),))
@@ -195,7 +225,7 @@ def _unlearned(fitted: Fit) -> float:
         known = (gamma > 0) & (norms > 0)
         target = (gamma / norms.where(known, 1)).where(known, 1).log()
         prior.log_precision.copy_(target.where(known, fitted.prior.log_precision))
-        return max(0.0, float(fitted.laplace(prior).log_evidence - fitted.evidence.log_evidence))
+        return max(0.0, float(fitted.laplace(prior).log_evidence - fitted.laplace(fitted.prior).log_evidence))
 
 
 def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
@@ -235,6 +265,8 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
 
     if own.schedule.sampled_end and rest(lambda f: f.schedule.sampled_end):
         yield "its curvature is sampled (sampled_end), which makes the evidence too large; other models have exact curvature"
+    if isinstance(own.estimate, Whole) and rest(lambda f: isinstance(f.estimate, Whole)):
+        yield "its evidence is that of the whole network, but others have that of Kronecker factors, which is lower: refine all of them"
     if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):
         yield f"its value is a lower bound of {own.evidence.bound_of}; other models have an estimate"
     if own.schedule.step == "none" and rest(lambda f: f.schedule.step):

@@ -31,7 +31,7 @@ from autosym.runtime.batching import Data
 FEW = 6_000  # weights or rows: a matrix of that size is factorised at once
 WORK = {"cpu": 4e12, "cuda": 4e14}  # multiplications that may be spent on it
 STRENGTH = 0.4  # of the Kronecker factors in the preconditioner, as they are too large: least spread between probes
-FIRST, MOST_PROBES, MOST_STEPS = 8, 64, 120  # probes at once (fewer tell too little of their spread), probes in all, steps
+FIRST, STEPS = 8, 120  # probes at once (fewer tell too little of their spread), and at most so many steps of each
 BATCH = 64  # samples whose Jacobian is formed at once
 
 How = Literal["weights", "rows", "probes"]
@@ -114,22 +114,23 @@ def at(
     nats: float = 5.0,
     seed: int = 0,
     how: How | None = None,
+    probes: int = 64,
     offset: Tensor | None = None,
     batch_size: int | None = None,
     memory: float | None = None,
 ) -> Whole:
     """The evidence at ``prior`` of the weights and data that ``laplace`` was taken at, or of the linearised network at an ``offset``.
 
-    Probes are drawn by ``seed`` until the standard error is at most ``nats``, and steps are made until truncation is at most half of
-    that. By default a matrix is factorised where that is cheap; ``how`` decides otherwise. ``batch_size`` and ``memory`` are those of
-    ``curvature.kfac``.
+    Probes are drawn by ``seed`` until the standard error is at most ``nats``, or there are as many as ``probes``. Steps are made until
+    truncation is at most half of that. By default a matrix is factorised where that is cheap; ``how`` decides otherwise. ``batch_size``
+    and ``memory`` are those of ``curvature.kfac``.
     """
     if prior.names != laplace.names:
         raise ValueError(f"this prior is over {prior.names}, the evidence over {laplace.names}: use Prior(evidence.names)")
     if math.isfinite(prior.nu):
         raise ValueError("the evidence of the whole network is for Gaussian priors: pass nu=inf")
-    if not nats > 0:
-        raise ValueError(f"nats must be positive, got {nats}")
+    if not nats > 0 or probes < 2:
+        raise ValueError(f"nats must be positive, got {nats}, and there must be two probes at least, got {probes}")
     model = processes.unwrapped(model)
     _refuse_other_data(model, data, laplace)
     H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory)
@@ -137,7 +138,7 @@ def at(
     precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
     how = route(model, laplace, memory) if how is None else how
     if how == "probes":
-        found = _by_probes(Whitened(H, laplace, precision), nats, seed)
+        found = _by_probes(Whitened(H, laplace, precision), nats, seed, probes)
     elif how in ("weights", "rows"):
         found = (_by_weights if how == "weights" else _by_rows)(H, laplace, precision)
     else:
@@ -203,8 +204,8 @@ def route(model: nn.Module, laplace: Laplace, memory: float | None = None, times
 
 def _refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
     shown = Pass(model, data, laplace.likelihood)
-    for _ in shown:
-        pass
+    for _, y, _, _ in shown:
+        laplace.likelihood.check(laplace.outputs, y)
     shown.finish()
     if shown.samples != laplace.samples or not alike(shown.fingerprint, laplace.fingerprint):
         raise ValueError(
@@ -259,17 +260,17 @@ def _root(matrix: Tensor) -> Tensor:
 # ---- by probes
 
 
-def _by_probes(whitened: "Whitened", nats: float, seed: int) -> _Found:
+def _by_probes(whitened: "Whitened", nats: float, seed: int, most: int) -> _Found:
     """Probes in groups, until their standard error is small enough: twice as many, as often as needed."""
     values: list[Tensor] = []
     gammas: list[Tensor] = []
-    steps, group, error, truncation = MOST_STEPS, FIRST, math.inf, 0.0
+    steps, group, error, truncation = STEPS, min(FIRST, most), math.inf, 0.0
 
     def enough(found: Solution) -> bool:  # the first group finds the number of steps, for all
         lower, upper = found.log_bracket(whitened.least)
         return not values and float((upper - lower).mean()) / 2 <= nats / 2
 
-    while error > nats and len(values) < MOST_PROBES:
+    while error > nats and len(values) < most:
         z = whitened.probes(seed, len(values), group)
         found = solve(whitened, z, enough, steps)
         lower, upper = found.log_bracket(whitened.least)
@@ -278,7 +279,7 @@ def _by_probes(whitened: "Whitened", nats: float, seed: int) -> _Found:
         steps, truncation = found.steps, max(truncation, float((upper - lower).mean()) / 2)
         error = 0.5 * float(torch.stack(values).std()) / math.sqrt(len(values))
         wanted = math.ceil(len(values) * (error / nats) ** 2)
-        group = min(max(wanted - len(values), 1), len(values), MOST_PROBES - len(values))
+        group = min(max(wanted - len(values), 1), len(values), most - len(values))
     log_det = whitened.log_det + float(torch.stack(values).mean())
     mean = torch.stack(gammas).mean(0)
     gamma = {site.name: float(g) for site, g in zip(whitened.H.sites, mean, strict=True)}

@@ -243,7 +243,7 @@ def alternatives(compare: Alternatives, title: str, fit: Fit) -> list[dict[str, 
 
     Fits are checked as in ``autosym.compare``. A plain number cannot be checked: it may be from other data.
     """
-    if isinstance(compare, Comparison) and any(other is fit for other in compare.fits.values()):
+    if isinstance(compare, Comparison) and any(other.weights is fit.weights for other in compare.fits.values()):
         return compare.rows
     if not isinstance(compare, (Comparison, Mapping)):
         raise TypeError(
@@ -251,7 +251,7 @@ def alternatives(compare: Alternatives, title: str, fit: Fit) -> list[dict[str, 
         )
     given: Mapping[str, Any] = compare.fits if isinstance(compare, Comparison) else compare
     fits = {name: value for name, value in given.items() if isinstance(value, Fit)}
-    if all(other is not fit for other in fits.values()):
+    if all(other.weights is not fit.weights for other in fits.values()):  # which a refined fit shares
         if title in given:
             raise ValueError(f"this fit and an alternative are both called {title!r}: give the report another title")
         fits = {title: fit, **fits}

@@ -95,15 +95,23 @@ class Fit:
         )
 
     def refine(
-        self, data: Data, nats: float = 5.0, *, seed: int = 0, how: How | None = None, memory: float | None = None
+        self,
+        data: Data,
+        nats: float = 5.0,
+        *,
+        probes: int = 64,
+        seed: int = 0,
+        how: How | None = None,
+        memory: float | None = None,
     ) -> "Fit":
         """The same fit with the evidence of the whole network in place of its Kronecker approximation, and shares by it.
 
-        ``data`` must be those of the fit. The standard error is at most ``nats``, or as small as 64 probes make it; where a matrix of
-        all weights or of all samples can be factorised there is none (``evidence.whole``). Compare refined fits with refined ones.
+        ``data`` must be those of the fit. The standard error is at most ``nats``, or as small as so many ``probes`` make it. There is none
+        where a matrix of all weights, or of all samples, can be factorised (``evidence.whole``). Compare refined fits with refined ones.
         """
         self.check_weights()
-        found = whole.at(self.model, data, self.laplace, self.prior, nats=nats, seed=seed, how=how, memory=memory)
+        at = (self.model, data, self.laplace, self.prior)
+        found = whole.at(*at, nats=nats, probes=probes, seed=seed, how=how, memory=memory)
         return replace(self, evidence=found.evidence, estimate=found)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
