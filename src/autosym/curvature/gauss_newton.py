@@ -25,7 +25,10 @@ GRAPHS = 3  # a product keeps so many graphs of a batch: forward, backward, and 
 
 
 class GaussNewton:
-    """H of ``model`` on ``data`` at unit likelihood scale, as a linear map of flat vectors: all weights of the sites in a row."""
+    """H of ``model`` on ``data`` at unit likelihood scale, as a linear map of flat vectors: all weights of the sites in a row.
+
+    A ``subset`` of samples, chosen by ``seed``, may stand for all in products. Slopes and outputs always cover all samples.
+    """
 
     def __init__(
         self,
@@ -33,10 +36,13 @@ class GaussNewton:
         data: Data,
         likelihood: Likelihood,
         *,
+        subset: int | None = None,
+        seed: int = 0,
         batch_size: int | None = None,
         memory: float | None = None,
     ):
         self.model, self.data, self.likelihood = processes.unwrapped(model), data, likelihood
+        self.subset, self.seed = subset, seed
         refuse_batch_dependence(self.model)
         self.sites = sites(self.model)
         self.parameters = [site.parameter for site in self.sites]
@@ -50,14 +56,16 @@ class GaussNewton:
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for each row v of ``vectors`` (k, weights), in float64."""
         totals, parts = torch.zeros_like(vectors, dtype=torch.float64), [self._parts(v) for v in vectors]
-        shown = self._pass()
+        shown = self._pass(self.subset)
         for f, along, back, _, _ in self._linearised(shown):
             root = self.likelihood.root(f)
             for total, part in zip(totals, parts, strict=True):
                 jv = along(part)
                 total += back((root @ (root.mT @ jv[:, :, None]))[:, :, 0])
         self.products += len(vectors)
-        return self._summed(shown, totals)
+        counts = torch.tensor([shown.samples, shown.used], dtype=torch.float64, device=self.device)
+        totals = self._summed(shown, totals, counts)
+        return totals if self.subset is None else totals * (counts[0] / counts[1])
 
     def slope(self) -> tuple[Tensor, Tensor]:
         """The statistic of the log-likelihood and the gradient of the loss, at unit scale, of the linearised network at the offset."""
@@ -82,7 +90,9 @@ class GaussNewton:
     def _linearised(self, shown: Pass) -> Iterator[tuple[Tensor, Callable, Callable, Tensor, Tensor]]:
         """For each batch: outputs at the offset, v -> J v for the parts of v, u -> J^T u as a flat vector, targets and places."""
         offset = None if self.offset is None else self._parts(self.offset)
-        for x, y, _, places in shown:
+        for x, y, record, places in shown:
+            if not record:
+                continue
             with arithmetic.true_float32(), torch.enable_grad():
                 f = self.model(x)
                 u = torch.zeros_like(f, requires_grad=True)
@@ -106,17 +116,17 @@ class GaussNewton:
         pieces = vector.split(self.sizes)
         return [piece.to(p).view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
 
-    def _pass(self, alone: bool = False) -> Pass:
+    def _pass(self, subset: int | None = None, alone: bool = False) -> Pass:
         seen = (self.model, self.data, self.likelihood, self.batch_size, self._verified)
-        return Pass(*seen, memory=self.memory, alone=alone)
+        return Pass(*seen, memory=self.memory, subset=subset, seed=self.seed, alone=alone)
 
     def _verified(self, x: Tensor) -> Verified:
         self.verified = self.verified or verify(self.model, x, owned=self.sites)
         return self.verified
 
-    def _summed(self, shown: Pass, totals: Tensor) -> Tensor:
+    def _summed(self, shown: Pass, totals: Tensor, *others: Tensor) -> Tensor:
         if shown.parts > 1:
-            processes.add(totals)
+            processes.add(totals, *others)
         if not torch.isfinite(totals).all():
             raise NotFinite("a product with the Gauss-Newton matrix is not finite: rescale the inputs, or use model.double()")
         return totals
