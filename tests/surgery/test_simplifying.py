@@ -178,3 +178,15 @@ def test_what_cannot_be_simplified_is_refused(strict):
         autosym.simplify(fitted((x, y), epochs=2, likelihood="gaussian", nu=4.0), (x, y))
     with pytest.raises(ValueError, match="kernel"):
         autosym.simplify(fitted((x, y), epochs=2, likelihood="gaussian", kernel=20), (x, y))
+
+
+def test_paths_are_priced_by_the_evidence_of_the_whole_network(strict):
+    data, fit = strict
+    simple = autosym.simplify(fit, data, curvature="whole")
+    found, given = simple.model.simplification, autosym.simplify(fit, data).model.simplification
+    assert simple.evidence.standard_error == 0
+    assert found.log_evidence[0] > given.log_evidence[0], "Kronecker factors are too large"
+    assert found.log_evidence[1] == pytest.approx(float(simple.evidence.log_evidence))
+    assert [p.nats for p in found.paths] != [p.nats for p in given.paths]
+    with pytest.raises(ValueError, match="'kronecker' or 'whole'"):
+        autosym.simplify(fit, data, curvature="all")

@@ -36,7 +36,8 @@ class Compared:
     """One model of a comparison. ``difference`` is to the best, in nats, never positive; ``probability`` assumes equal prior odds.
 
     If its evidence must not be used, ``failed`` says why, and both are NaN.
-    ``short_of_mode`` estimates how many nats the log posterior would still rise (None without data to measure it).
+    ``short_of_mode`` estimates how many nats the log posterior would still rise (None without data to measure it): to the mode of the
+    linearised network if the evidence is that of the whole network, else by one Newton step with Kronecker factors.
     ``unlearned`` estimates how many nats the evidence would rise if precisions took one more closed-form step at these weights.
     ``standard_error`` is that of evidence estimated by probes (0: exact for the whole network; None: of Kronecker factors, not known).
     """
@@ -177,10 +178,15 @@ def probabilities(log_evidences: Sequence[float]) -> list[float]:
 
 
 def short_of_mode(fitted: Fit, data: Data) -> float:
+    """By how many nats the log joint density is larger at the nearest mode. ``data`` must be the data of the fit."""
+    return fitted.mode(data).gain if isinstance(fitted.estimate, Whole) else _newton_gain(fitted, data)
+
+
+def _newton_gain(fitted: Fit, data: Data) -> float:
     """1/2 g^T H^-1 g, with g the gradient of the log posterior and H its Kronecker-factored curvature: a Newton step's gain, in nats.
 
     To second order, the log joint at the nearest mode is larger by this amount, and so is the Laplace evidence. H treats paths as
-    independent, so the gain is a sum over paths. It is exact if the curvature is. ``data`` must be the data of the fit.
+    independent, so the gain is a sum over paths. It is exact if the curvature is.
     """
     gradients = _likelihood_gradients(fitted, data)
     precision, scale = fitted.prior.precision(), float(fitted.likelihood.scale().detach())

@@ -132,7 +132,7 @@ def at(
     if not nats > 0 or probes < 2:
         raise ValueError(f"nats must be positive, got {nats}, and there must be two probes at least, got {probes}")
     model = processes.unwrapped(model)
-    _refuse_other_data(model, data, laplace)
+    refuse_other_data(model, data, laplace)
     H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory)
     H.offset = offset
     precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
@@ -202,7 +202,8 @@ def route(model: nn.Module, laplace: Laplace, memory: float | None = None, times
     return "rows" if rows < weights else "weights"
 
 
-def _refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
+def refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
+    """Refuse data other than those that ``laplace`` was taken at."""
     shown = Pass(model, data, laplace.likelihood)
     for _, y, _, _ in shown:
         laplace.likelihood.check(laplace.outputs, y)

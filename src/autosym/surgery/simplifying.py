@@ -12,7 +12,8 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
@@ -20,7 +21,8 @@ from autosym.curvature.owners import is_under
 from autosym.curvature.passes import alike
 from autosym.evidence import laplace
 from autosym.evidence.cautions import Caution
-from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
+from autosym.evidence.kernel import Kernel
+from autosym.evidence.laplace import LOG_PRECISION_RANGE
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
@@ -57,15 +59,18 @@ class Simplification:
         return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
 
 
-def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit:
+def simplify(
+    fitted: Fit, data: Data, nats: float = 10.0, curvature: Literal["kronecker", "whole"] = "kronecker", **options: Any
+) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
 
     ``data`` must be the data of the fit. A path is a candidate if it breaks a symmetry that another path of its layer keeps.
     Candidates are tried once each, the one with the least evidence first. A candidate is left out if the log evidence then falls
     by less than ``nats``: its weights become zero and its precisions 1e12. Other weights do not change; precisions and noise are
     learned again. This computes the evidence once for each candidate, and again for each one tried. A sparse path whose omega
-    makes it constant in space breaks nothing, but is a candidate too. ``options`` go to ``autosym.curvature.kfac``. Print
-    ``simplification`` of the returned fit's model to see what was done.
+    makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of the whole
+    network, with the same probes for all where there are probes (``Fit.refine``): slower, and closer. ``options`` go to
+    ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     if not isinstance(fitted, Fit):
         raise TypeError(
@@ -78,8 +83,10 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
         raise ValueError(
             "simplify compares evidence under Gaussian priors, not the bound under Student-t priors: fit without nu"
         )
-    if not isinstance(fitted.estimate, Laplace):
+    if isinstance(fitted.estimate, Kernel):
         raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
+    if curvature not in ("kronecker", "whole"):
+        raise ValueError(f"curvature must be 'kronecker' or 'whole', got {curvature!r}")
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -88,15 +95,16 @@ def simplify(fitted: Fit, data: Data, nats: float = 10.0, **options: Any) -> Fit
         raise ValueError(
             "no path with a share breaks a symmetry that another path of its layer keeps, so there is nothing to leave out"
         )
-    simplest = _without(fitted, (), data, options)
+    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
+    simplest = without(())
     _refuse_other_data(fitted, simplest)
     before = _log_evidence(simplest)
-    worth = {stem: before - _log_evidence(_without(fitted, (stem,), data, options)) for stem in candidates}
+    worth = {stem: before - _log_evidence(without((stem,))) for stem in candidates}
     gone: tuple[str, ...] = ()
     for stem in sorted(candidates, key=worth.__getitem__):
         if worth[stem] >= nats:
             break
-        tried = _without(fitted, (*gone, stem), data, options)
+        tried = without((*gone, stem))
         if _log_evidence(simplest) - _log_evidence(tried) < nats:
             gone, simplest = (*gone, stem), tried
     rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone) for stem, p in candidates.items())
@@ -109,7 +117,7 @@ def _log_evidence(fitted: Fit) -> float:
 
 
 @torch.no_grad()
-def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any]) -> Fit:
+def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool) -> Fit:
     """The fit with the named paths at zero, and its evidence."""
     model, prior = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior)
     for name, parameter in model.named_parameters():
@@ -123,7 +131,7 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
         estimate.mackay(prior)
     schedule = replace(fitted.schedule, sampled_end=bool(options.get("sampled", False)))
     evidence, likelihood = estimate(prior), estimate.likelihood
-    return replace(
+    found = replace(
         fitted,
         model=model,
         prior=prior,
@@ -134,6 +142,7 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
         simplified=True,
         weights={},
     )
+    return found.refine(data) if refined else found
 
 
 def _refuse_other_data(fitted: Fit, again: Fit) -> None:

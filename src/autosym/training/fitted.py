@@ -17,9 +17,10 @@ from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import sites
-from autosym.evidence import verdicts, whole
+from autosym.evidence import mode, verdicts, whole
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.mode import Mode
 from autosym.evidence.predictive import Link, Predictive, predictive
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry, symmetry
@@ -113,6 +114,15 @@ class Fit:
         at = (self.model, data, self.laplace, self.prior)
         found = whole.at(*at, nats=nats, probes=probes, seed=seed, how=how, memory=memory)
         return replace(self, evidence=found.evidence, estimate=found)
+
+    def mode(self, data: Data, nats: float = 0.1, *, memory: float | None = None) -> Mode:
+        """The mode of the network linearised at these weights, and by how many nats its log joint density is larger there.
+
+        ``data`` must be those of the fit. Newton steps are made until one more would gain less than ``nats``. Pass its ``offset`` to
+        ``evidence.whole.at`` for the evidence of the linearised network there.
+        """
+        self.check_weights()
+        return mode.linearised(self.model, data, self.laplace, self.prior, nats=nats, memory=memory)
 
     def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
