@@ -42,6 +42,7 @@ def unfitted(model):
 
 ENTRY_POINTS = {
     "log_evidence": lambda model, data: autosym.log_evidence(model, data),
+    "whole": lambda model, data: autosym.log_evidence(model, data, curvature="whole"),
     "fit": lambda model, data: autosym.fit(model, data, epochs=1, batch_size=4),
     "map": lambda model, data: autosym.fit(model, data, epochs=1, batch_size=4, step="none"),
     "kernel": lambda model, data: kernel.at(model, data),
@@ -51,7 +52,7 @@ ENTRY_POINTS = {
     "harden": lambda model, data: autosym.harden(unfitted(model), data),
     "equivariance": lambda model, data: autosym.equivariance_error(model, "translations", data),
 }
-OF_EVIDENCE = ("log_evidence", "fit", "map", "kernel", "compare", "symmetrise")
+OF_EVIDENCE = ("log_evidence", "whole", "fit", "map", "kernel", "compare", "symmetrise")
 OF_DATA = (*OF_EVIDENCE, "harden", "equivariance")
 OF_MODELS = (*OF_EVIDENCE, "relax")
 
