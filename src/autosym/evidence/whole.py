@@ -3,14 +3,16 @@
     log det (I + D^-1/2 H D^-1/2),        H = sum_n J_n^T Lambda_n J_n,  D the prior precisions
 
 It is exact where either the weights or the rows (samples times outputs) are few. Else it is estimated by random probes z and conjugate
-gradients, preconditioned by the Kronecker factors M: E z^T log(B^T (H + D) B) z with B B^T = M^-1 (stochastic Lanczos quadrature). The
-same run gives the effective parameters of every path. Probes have a standard error, and the number of steps a bound of its own.
+gradients, preconditioned by the Kronecker factors M: E z^T log(A) z, A = B^T (H + D) B with B B^T = M^-1 (stochastic Lanczos quadrature).
+Of z^T A z the mean is known, so a multiple of it takes away most of the chance. The same run gives the effective parameters of every path.
+Probes have a standard error, and the number of steps a bound of its own.
 """
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,7 +23,8 @@ from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import Solution, solve
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass, alike, budget
-from autosym.evidence.kernel import rows_of
+from autosym.curvature.verification import refuse_batch_dependence, verify
+from autosym.evidence.kernel import Rows, rows_of
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.record import Evidence
 from autosym.runtime import arithmetic, processes
@@ -29,9 +32,10 @@ from autosym.runtime.batching import Data
 
 FEW = 6_000  # weights or rows: a matrix of that size is factorised at once
 WORK = {"cpu": 4e12, "cuda": 4e14}  # multiplications that may be spent on it
-STRENGTH = 0.4  # of the Kronecker factors in the preconditioner, as they are too large: least spread between probes
-FIRST, MOST_PROBES, MOST_STEPS = 8, 64, 120  # probes at once (fewer tell too little of their spread), probes in all, steps
-BATCH = 64  # samples whose Jacobian is formed at once
+STRENGTH = 0.4  # of the Kronecker factors in the preconditioner, as they are too large
+AT_ONCE, MOST_PROBES, MOST_STEPS = 8, 64, 120  # probes at once (fewer tell too little of their spread), probes in all, steps
+BATCH = 64  # samples whose Jacobian is formed at once, at most
+MANY = 32  # outputs: with more, the mean of z^T A z costs too much
 
 How = Literal["weights", "rows", "probes"]
 
@@ -80,9 +84,9 @@ def at(
 ) -> Whole:
     """The evidence at ``prior`` of the weights and data that ``laplace`` was taken at.
 
-    Probes are drawn by ``seed`` until the standard error is at most ``nats``, and steps are made until truncation is at most half of
-    that. By default a matrix is factorised where that is cheap; ``how`` decides otherwise. ``batch_size`` and ``memory`` are those of
-    ``curvature.kfac``.
+    Probes are drawn by ``seed`` until two standard errors are at most ``nats``, and steps are made until truncation is at most half
+    of ``nats``. By default a matrix is factorised where that is cheap; ``how`` decides otherwise. ``batch_size`` and ``memory`` are
+    those of ``curvature.kfac``.
     """
     if prior.names != laplace.names:
         raise ValueError(f"this prior is over {prior.names}, the evidence over {laplace.names}: use Prior(evidence.names)")
@@ -91,15 +95,15 @@ def at(
     if not nats > 0:
         raise ValueError(f"nats must be positive, got {nats}")
     model = processes.unwrapped(model)
-    _refuse_other_data(model, data, laplace)
+    refuse_batch_dependence(model)
+    _refuse_other(model, data, laplace)
     precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
     how = route(model, laplace, memory) if how is None else how
     if how == "probes":
-        found = _by_probes(
-            GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory), laplace, precision, nats, seed
-        )
+        H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory)
+        found = _by_probes(H, laplace, precision, nats, seed, memory)
     elif how in ("weights", "rows"):
-        found = (_by_weights if how == "weights" else _by_rows)(model, data, laplace, precision)
+        found = (_by_weights if how == "weights" else _by_rows)(model, data, laplace, precision, memory)
     else:
         raise ValueError(f"how must be 'weights', 'rows', 'probes' or None, got {how!r}")
     with torch.no_grad():
@@ -116,16 +120,24 @@ def route(model: nn.Module, laplace: Laplace, memory: float | None = None) -> Ho
     device = next(model.parameters()).device
     weights, rows = int(laplace.sizes.sum()), laplace.samples * laplace.outputs
     few, work = min(weights, rows), weights * rows * min(weights, rows)
-    room = rows * weights * 4 if rows < weights else 16 * weights**2
+    size = next(model.parameters()).element_size()
+    room = 40 * few**2 + (2 * size * rows * weights if rows < weights else 0)  # five matrices, and the Jacobian as it is joined
     if few > FEW or work > WORK["cuda" if device.type == "cuda" else "cpu"] or room > 2 * budget(memory, device):
         return "probes"
     return "rows" if rows < weights else "weights"
 
 
-def _refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
+def _refuse_other(model: nn.Module, data: Data, laplace: Laplace) -> None:
+    """Refuse weights or data that ``laplace`` was not taken at."""
+    moved = [
+        site.name for site in sites(model) if not torch.equal(site.parameter, laplace.parameters[site.name].to(site.parameter))
+    ]
+    if moved:
+        raise ValueError(f"{', '.join(moved[:3])} changed since the evidence was taken: take it again at the present weights")
     shown = Pass(model, data, laplace.likelihood)
-    for _ in shown:
-        pass
+    with processes.agreeing():
+        for _ in shown:
+            pass
     shown.finish()
     if shown.samples != laplace.samples or not alike(shown.fingerprint, laplace.fingerprint):
         raise ValueError(
@@ -133,15 +145,29 @@ def _refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
         )
 
 
+def _shown(model: nn.Module, data: Data, laplace: Laplace, memory: float | None, alone: bool) -> tuple[Pass, int]:
+    """A pass over the data, and the number of samples whose Jacobian fits into memory."""
+    room = budget(memory, next(model.parameters()).device)
+    batch = int(min(max(room / (32 * float(laplace.sizes.sum()) * laplace.outputs), 1), BATCH))  # four copies in float64
+    gib = room / 2**30 / laplace.outputs
+    return Pass(model, data, laplace.likelihood, batch, partial(verify, model), memory=gib, alone=alone), batch
+
+
+def _jacobians(shown: Pass, batch: int) -> Iterator[dict[str, Rows]]:
+    """R^T J of every path, for a few samples at a time."""
+    for x, _, _, _ in shown:
+        for part in x.split(batch):  # a loader has its own batches
+            yield {path.name: path for path in rows_of(shown.model, part, shown.likelihood, None, batch)}
+
+
 # ---- exactly
 
 
-def _by_weights(model: nn.Module, data: Data, laplace: Laplace, precision: Mapping[str, float]) -> _Found:
+def _by_weights(model: nn.Module, data: Data, laplace: Laplace, precision: Mapping[str, float], memory: float | None) -> _Found:
     """A matrix of all weights, summed over samples."""
     names = [site.name for site in sites(model) if site.name not in laplace.left_out]
     total: Tensor | None = None
-    for x, _, _, _ in Pass(model, data, laplace.likelihood, BATCH, alone=True):
-        rows = {path.name: path for path in rows_of(model, x, laplace.likelihood, None, BATCH)}
+    for rows in _jacobians(*_shown(model, data, laplace, memory, alone=True)):
         whitened = torch.cat([rows[name].dense().double() * precision[name] ** -0.5 for name in names], 1)
         total = whitened.mT @ whitened if total is None else total.addmm_(whitened.mT, whitened)
     assert total is not None
@@ -152,19 +178,23 @@ def _by_weights(model: nn.Module, data: Data, laplace: Laplace, precision: Mappi
     return _Found(2 * float(root.diagonal().log().sum()), gamma)
 
 
-def _by_rows(model: nn.Module, data: Data, laplace: Laplace, precision: Mapping[str, float]) -> _Found:
-    """A matrix of all samples and outputs, summed over paths. Its parts are formed twice, as they are too large to keep."""
-    x = torch.cat([x for x, _, _, _ in Pass(model, data, laplace.likelihood, BATCH, alone=True)])
+def _by_rows(model: nn.Module, data: Data, laplace: Laplace, precision: Mapping[str, float], memory: float | None) -> _Found:
+    """A matrix of all samples and outputs, summed over paths. Its parts are formed twice, as they are too large to keep.
+
+    Products are in float64: rounding of large eigenvalues would else be larger than the identity.
+    """
+    shown, batch = _shown(model, data, laplace, memory, alone=True)
+    x = torch.cat([x for x, _, _, _ in shown])
     scale = float(laplace.likelihood.scale().detach())
-    paths = [path for path in rows_of(model, x, laplace.likelihood, None, BATCH) if path.name not in laplace.left_out]
+    paths = [path for path in rows_of(model, x, laplace.likelihood, None, batch) if path.name not in laplace.left_out]
     total: Tensor | None = None
     for path in paths:
-        part = path.kernel().mul_(scale / precision[path.name])
+        part = path.double().kernel().mul_(scale / precision[path.name])
         total = part if total is None else total.add_(part)
     assert total is not None
     root = _root(total)
     inverse = torch.cholesky_inverse(root)
-    gamma = {path.name: scale / precision[path.name] * float((inverse * path.kernel()).sum()) for path in paths}
+    gamma = {path.name: scale / precision[path.name] * float((inverse * path.double().kernel()).sum()) for path in paths}
     return _Found(2 * float(root.diagonal().log().sum()), gamma)
 
 
@@ -177,31 +207,38 @@ def _root(matrix: Tensor) -> Tensor:
 # ---- by probes
 
 
-def _by_probes(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], nats: float, seed: int) -> _Found:
-    """Probes in groups, until their standard error is small enough: twice as many, as often as needed."""
+def _by_probes(
+    H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], nats: float, seed: int, memory: float | None
+) -> _Found:
+    """Probes, a few at a time, until their standard error is small enough. The first find the number of steps, for all."""
     whitened = _Whitened(H, laplace, precision)
+    mean = whitened.trace(laplace, memory) if laplace.outputs <= MANY else None
     values: list[Tensor] = []
     gammas: list[Tensor] = []
-    steps, group, error, truncation = MOST_STEPS, FIRST, math.inf, 0.0
+    steps, error, truncation, slope = MOST_STEPS, math.inf, 0.0, 0.0
 
-    def enough(found: Solution) -> bool:  # the first group finds the number of steps, for all
+    def enough(found: Solution) -> bool:
         lower, upper = found.log_bracket(whitened.least)
         return not values and float((upper - lower).mean()) / 2 <= nats / 2
 
-    while error > nats and len(values) < MOST_PROBES:
-        z = whitened.probes(seed, len(values), group)
+    while 2 * error > nats and len(values) < MOST_PROBES:
+        z = whitened.probes(seed, len(values), AT_ONCE)
         found = solve(whitened, z, enough, steps)
         lower, upper = found.log_bracket(whitened.least)
-        values += list(upper)
+        slope = slope if values or mean is None else found.log_slope()
+        values += list(upper if mean is None else upper - slope * (found.forms - mean))
         gammas += list(whitened.gammas(z, found.x).cpu())
         steps, truncation = found.steps, max(truncation, float((upper - lower).mean()) / 2)
-        error = 0.5 * float(torch.stack(values).std()) / math.sqrt(len(values))
-        wanted = math.ceil(len(values) * (error / nats) ** 2)
-        group = min(max(wanted - len(values), 1), len(values), MOST_PROBES - len(values))
+        error = 0.5 * standard_error(torch.stack(values))
     log_det = whitened.log_det + float(torch.stack(values).mean())
-    mean = torch.stack(gammas).mean(0)
-    gamma = {site.name: float(g) for site, g in zip(H.sites, mean, strict=True)}
+    gamma = {site.name: float(g) for site, g in zip(H.sites, torch.stack(gammas).mean(0), strict=True)}
     return _Found(log_det, gamma, error, truncation, len(values), steps)
+
+
+def standard_error(values: Tensor) -> float:
+    """The standard deviation of Student's t-distribution of the mean: its spread is not known, but estimated from ``values``."""
+    count = len(values)
+    return float(values.std()) / math.sqrt(count) * math.sqrt((count - 1) / (count - 3))
 
 
 class _Whitened:
@@ -213,7 +250,7 @@ class _Whitened:
 
     def __init__(self, H: GaussNewton, laplace: Laplace, precision: Mapping[str, float]):
         self.H, self.scale = H, float(laplace.likelihood.scale().detach())
-        self.names, self.left_out = [site.name for site in H.sites], laplace.left_out
+        self.names, self.left_out = [site.name for site in H.sites], laplace.left_out  # their part of a probe is zero
         self.parts: list[tuple[Tensor, Tensor, Tensor] | None] = []
         kept: list[Tensor] = []
         self.log_det = 0.0
@@ -233,6 +270,19 @@ class _Whitened:
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.kept * v + self.scale * self._turn(self.H(self._turn(v, False)), True)
+
+    def trace(self, laplace: Laplace, memory: float | None) -> float:
+        """The mean of z^T A z over all probes: the sum of squares of R^T J B, and what is kept of D."""
+        shown, batch = _shown(self.H.model, self.H.data, laplace, memory, alone=False)
+        total = torch.zeros((), dtype=torch.float64, device=self.H.device)
+        with processes.agreeing():
+            for rows in _jacobians(shown, batch):
+                for name, part in zip(self.names, self.parts, strict=True):
+                    if part is not None:
+                        total += _squares(rows[name].double(), *part)
+        shown.finish(total)
+        kept = zip(self.parts, self.kept.split(self.H.sizes), strict=True)
+        return float(self.scale * total + sum(k.sum() for part, k in kept if part is not None))
 
     def _turn(self, vectors: Tensor, back: bool) -> Tensor:
         """B v, or B^T v, for each row v."""
@@ -261,3 +311,12 @@ class _Whitened:
         """The effective parameters (k, paths) by each probe, from x = A^-1 z: sum of 1 - kept z x over a path."""
         spent = (z.square() - self.kept * z * x).split(self.H.sizes, 1)
         return torch.stack([part.sum(1) for part in spent], 1)
+
+
+def _squares(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """The sum of squares of U^T w V d over all rows w."""
+    if rows.inputs is not None:  # w is an outer product
+        g, a = (rows.gradients @ U).square(), (rows.inputs @ V).square()
+        return ((g @ d.square()) * a).sum()
+    w = rows.gradients.view(-1, *d.shape)
+    return ((U.mT @ w @ V) * d).square().sum()
