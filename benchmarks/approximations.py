@@ -28,7 +28,7 @@ import pool
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
-from autosym.evidence import exact, kernel, laplace, variational
+from autosym.evidence import exact, kernel, laplace, variational, whole
 from autosym.linear.dense import Bias, Dense
 from autosym.nn import nets
 from autosym.nn.layers import Affine
@@ -38,7 +38,18 @@ OUT = Path(__file__).parent / "results" / "approximations.json"
 SHAPE, SAMPLES, NOISE = (1, 4, 4), 80, 0.1
 CHANNELS, STARTS = 2, 3
 MODELS = ("conv", "f-fc", "f-fc+conv", "fc")
-ESTIMATORS = ("kronecker", "kronecker shared", "diagonal", "blocks", "full", "kernel", "kernel sampled", "variational")
+LAPLACE = (
+    "kronecker",
+    "kronecker shared",
+    "diagonal",
+    "blocks",
+    "full",
+    "kernel",
+    "kernel sampled",
+    "whole",
+    "whole by probes",
+)
+ESTIMATORS = (*LAPLACE, "variational")
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,8 @@ def task_data(task: Task) -> ais.Pair:
     return x[chosen], (torch.arange(SAMPLES) >= SAMPLES // 2).long()
 
 
-def estimates(model: nn.Module, prior: Prior, likelihood: Likelihood, pair: ais.Pair, steps: int) -> dict[str, float]:
-    """The log evidence by every estimator, at a mode."""
+def at_the_mode(model: nn.Module, prior: Prior, likelihood: Likelihood, pair: ais.Pair) -> dict[str, float]:
+    """The log evidence by every Laplace approximation. The weights are brought to the mode."""
     white = ais.Whitened(model, prior, likelihood, pair)
     white.to_mode()
     with torch.no_grad():
@@ -99,8 +110,16 @@ def estimates(model: nn.Module, prior: Prior, likelihood: Likelihood, pair: ais.
         found["kernel"] = float(kernel.at(model, pair, likelihood)(prior).log_evidence)
         few = [kernel.at(model, pair, likelihood, samples=SAMPLES // 4, outputs="one", seed=s) for s in range(10)]
         found["kernel sampled"] = sum(float(at(prior).log_evidence) for at in few) / len(few)
-    found["variational"] = variational_bound(model, prior, likelihood, pair, steps)
-    return {name: found[name] for name in ESTIMATORS}
+        for name, how in (("whole", None), ("whole by probes", "probes")):
+            found[name] = float(whole.at(model, pair, take(), prior, how=how).evidence.log_evidence)
+    return {name: found[name] for name in LAPLACE}
+
+
+def estimates(model: nn.Module, prior: Prior, likelihood: Likelihood, pair: ais.Pair, steps: int) -> dict[str, float]:
+    """The log evidence by every estimator, at a mode."""
+    return at_the_mode(model, prior, likelihood, pair) | {
+        "variational": variational_bound(model, prior, likelihood, pair, steps)
+    }
 
 
 def variational_bound(
@@ -144,16 +163,22 @@ class Cell:
     model: str
 
 
+def best_fit(task: Task, name: str, pair: ais.Pair, epochs: int) -> autosym.Fit:
+    """Of several starts that with the most evidence."""
+    fits = []
+    for start in range(STARTS):
+        torch.manual_seed(100 * task.seed + start)
+        fits.append(autosym.fit(Tiny(name, task.outputs), pair, task.likelihood, epochs=epochs, batch_size=SAMPLES))
+    fit = max(fits, key=lambda fit: fit.evidence.log_evidence)
+    fit.likelihood.requires_grad_(False)
+    return fit
+
+
 def cell(case: Cell, temperatures: int, steps: int, epochs: int) -> dict:
     """What every estimator says, and AIS."""
     task = Task(case.likelihood, case.symmetric, case.seed)
     pair = task_data(task)
-    fits = []
-    for start in range(STARTS):
-        torch.manual_seed(100 * task.seed + start)
-        fits.append(autosym.fit(Tiny(case.model, task.outputs), pair, task.likelihood, epochs=epochs, batch_size=SAMPLES))
-    fit = max(fits, key=lambda fit: fit.evidence.log_evidence)
-    fit.likelihood.requires_grad_(False)
+    fit = best_fit(task, case.model, pair, epochs)
     found = estimates(fit.model, fit.prior, fit.likelihood, pair, steps)
     white = ais.Whitened(fit.model, fit.prior, fit.likelihood, pair)
     reference = ais.log_evidence(white.log_likelihood, white.size, temperatures, seed=task.seed)

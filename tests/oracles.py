@@ -1,7 +1,7 @@
 """Slow, dense and obviously right, in float64: what the fast code is compared with."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,18 @@ def block_ggn(model: nn.Module, name: str, x: Tensor, y: Tensor, likelihood: str
     f = model(x).detach()
     jacobian = jacrev(lambda p: functional_call(model, {name: p}, (x,)))(parameter).reshape(*f.shape, -1)
     output_hessian = vmap(hessian(negative_log_likelihood(likelihood)))(f, y)
+    return torch.einsum("ncp,ncd,ndq->pq", jacobian, output_hessian, jacobian).detach()
+
+
+def whole_ggn(
+    model: nn.Module, names: Sequence[str], x: Tensor, y: Tensor, log_prob: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """sum_n J_n^T Lambda_n J_n of all named parameters in a row: (P, P). ``log_prob`` is of outputs (1, D) and targets (1, ...)."""
+    parameters = {name: dict(model.named_parameters())[name].detach() for name in names}
+    f = model(x).detach()
+    found = jacrev(lambda p: functional_call(model, p, (x,)))(parameters)
+    jacobian = torch.cat([found[name].reshape(*f.shape, -1) for name in names], -1)
+    output_hessian = vmap(hessian(lambda f, y: -log_prob(f[None], y[None])))(f, y)
     return torch.einsum("ncp,ncd,ndq->pq", jacobian, output_hessian, jacobian).detach()
 
 

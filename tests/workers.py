@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import autosym
-from autosym.evidence import laplace
+from autosym.evidence import laplace, whole
 from autosym.nn import nets
 from autosym.runtime import processes
 
@@ -55,6 +55,15 @@ def evidence():
         "a loader": gradients(net, DataLoader(TensorDataset(x, y), 6)),
         "two samples": gradients(net, (x[:2], y[:2])),
     }
+
+
+def whole_evidence():
+    """By every route, of the whole network."""
+    net, x, y = problem()
+    at = laplace.at(net, (x, y))
+    prior = autosym.Prior(at.names, 0.7)
+    routes = {how: whole.at(net, (x, y), at, prior, how=how) for how in ("weights", "rows", "probes")}
+    return {how: [w.evidence.log_evidence.item(), *w.gamma.tolist()] for how, w in routes.items()}
 
 
 def wrapped():
@@ -167,7 +176,7 @@ def killed(folder):
 
 
 FAULTY = (faulty_evidence, extra_batch, one_nan, killed_in_evidence, killed)
-JOBS = {job.__name__: job for job in (evidence, wrapped, fitted, sharded_fit, *FAULTY)}
+JOBS = {job.__name__: job for job in (evidence, whole_evidence, wrapped, fitted, sharded_fit, *FAULTY)}
 
 
 def _work(rank, parts, folder, name, arguments):

@@ -21,7 +21,7 @@ from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import Data
 
-GRAPHS = 3  # a product keeps so many graphs of a batch: forward, backward, and its derivative
+GRAPHS = 6  # a product keeps so many graphs: forward, backward and its derivative, of one batch and of the one before
 
 
 class GaussNewton:
@@ -52,32 +52,33 @@ class GaussNewton:
         self.verified: Verified | None = None
         self.offset: Tensor | None = None
         self.products = 0  # how many there were
+        self.samples = 0  # of a pass over all data
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for each row v of ``vectors`` (k, weights), in float64."""
         totals, parts = torch.zeros_like(vectors, dtype=torch.float64), [self._parts(v) for v in vectors]
         shown = self._pass(self.subset)
-        for f, along, back, _, _ in self._linearised(shown):
-            root = self.likelihood.root(f)
-            for total, part in zip(totals, parts, strict=True):
-                jv = along(part)
-                total += back((root @ (root.mT @ jv[:, :, None]))[:, :, 0])
+        with processes.agreeing():
+            for f, along, back, _, _ in self._linearised(shown):
+                root = self.likelihood.root(f).detach()
+                for total, part in zip(totals, parts, strict=True):
+                    jv = along(part)
+                    total += back((root @ (root.mT @ jv[:, :, None]))[:, :, 0])
         self.products += len(vectors)
-        counts = torch.tensor([shown.samples, shown.used], dtype=torch.float64, device=self.device)
-        totals = self._summed(shown, totals, counts)
-        return totals if self.subset is None else totals * (counts[0] / counts[1])
+        totals = self._summed(shown, totals)
+        return totals * (shown.samples / shown.used) if self.subset is not None else totals
 
     def slope(self) -> tuple[Tensor, Tensor]:
         """The statistic of the log-likelihood and the gradient of the loss, at unit scale, of the linearised network at the offset."""
-        statistic, total = torch.zeros(2, sum(self.sizes) + 1, dtype=torch.float64, device=self.device)
+        total = torch.zeros(1 + sum(self.sizes), dtype=torch.float64, device=self.device)
         shown = self._pass()
-        for f, _, back, y, _ in self._linearised(shown):
-            with torch.enable_grad():
-                f.requires_grad_()
-                (g,) = torch.autograd.grad(self.likelihood.loss(f, y), f)
-            statistic[0] += self.likelihood.statistic(f.detach(), y).double()
-            total[1:] += back(g)
-        total[0] = statistic[0]
+        with processes.agreeing():
+            for f, _, back, y, _ in self._linearised(shown):
+                with torch.enable_grad():
+                    f.requires_grad_()
+                    (g,) = torch.autograd.grad(self.likelihood.loss(f, y), f)
+                total[0] += self.likelihood.statistic(f.detach(), y).double().detach()
+                total[1:] += back(g)
         total = self._summed(shown, total)
         return total[0].cpu(), total[1:]
 
@@ -124,9 +125,14 @@ class GaussNewton:
         self.verified = self.verified or verify(self.model, x, owned=self.sites)
         return self.verified
 
-    def _summed(self, shown: Pass, totals: Tensor, *others: Tensor) -> Tensor:
-        if shown.parts > 1:
-            processes.add(totals, *others)
+    def _summed(self, shown: Pass, totals: Tensor) -> Tensor:
+        """The sum over all processes. Every pass has to show as many samples as the first."""
+        shown.finish(totals)
+        if shown.samples != (self.samples or shown.samples):
+            raise ValueError(
+                f"the data showed {self.samples} samples, and then {shown.samples}: pass data that can be read again and again"
+            )
+        self.samples = shown.samples
         if not torch.isfinite(totals).all():
             raise NotFinite("a product with the Gauss-Newton matrix is not finite: rescale the inputs, or use model.double()")
         return totals

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from autosym.runtime.arithmetic import NotFinite
+
 CONVERGED = 1e-12  # of the right side: a residual below it is rounding
 
 
@@ -34,6 +36,19 @@ class Solution:
         lower, upper = (_first_of_log(*of) for of in (below, (self.diagonal, self.beside[:, :-1])))
         return self.square_norms * lower, self.square_norms * upper
 
+    def log_slope(self) -> float:
+        """The slope of the line nearest to log(A) among all a A + b I: that of log(lambda) on lambda over the spectrum."""
+        nodes, shares = _quadrature(self.diagonal, self.beside[:, :-1])
+        shares = self.square_norms[:, None] * shares / self.square_norms.sum()
+        logs, apart = nodes.log(), nodes - (shares * nodes).sum()
+        spread = float((shares * apart.square()).sum())
+        return float((shares * apart * logs).sum()) / spread if spread > 0 else 0.0
+
+    @property
+    def forms(self) -> Tensor:
+        """z^T A z (k,)."""
+        return self.square_norms * self.diagonal[:, 0]
+
 
 def solve(
     product: Callable[[Tensor], Tensor], right: Tensor, enough: Callable[[Solution], bool], most: int, check: int = 5
@@ -49,7 +64,10 @@ def solve(
     while True:
         going = old > CONVERGED**2 * norms
         ap = product(p)
-        alpha = torch.where(going, old / (p * ap).sum(1).where(going, 1), 1.0)
+        lengths = (p * ap).sum(1)
+        if (lengths[going] <= 0).any():
+            raise NotFinite("conjugate gradients found a direction of no curvature, by rounding: use model.double()")
+        alpha = torch.where(going, old / lengths.where(going, 1), 1.0)
         step = torch.where(going, alpha, 0.0)[:, None]
         x, r = x + step * p, r - step * ap
         new = r.square().sum(1)
@@ -72,15 +90,21 @@ def _solution(x: Tensor, alphas: list[Tensor], betas: list[Tensor], norms: Tenso
 
 def _radau(diagonal: Tensor, beside: Tensor, node: float) -> tuple[Tensor, Tensor]:
     """T with one more row, so that ``node`` is an eigenvalue."""
-    eliminated = diagonal[:, 0] - node  # pivots of T - node I
+    rounding = torch.finfo(diagonal.dtype).eps * diagonal.amax(1)
+    eliminated = (diagonal[:, 0] - node).clamp_min(rounding)  # pivots of T - node I, which has no negative eigenvalue
     for step in range(1, diagonal.shape[1]):
-        eliminated = diagonal[:, step] - node - beside[:, step - 1].square() / eliminated
+        eliminated = (diagonal[:, step] - node - beside[:, step - 1].square() / eliminated).clamp_min(rounding)
     last = node + beside[:, -1].square() / eliminated
     return torch.cat([diagonal, last[:, None]], 1), beside
 
 
 def _first_of_log(diagonal: Tensor, beside: Tensor) -> Tensor:
     """e_1^T log(T) e_1."""
-    matrix = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors[:, 0].square() * values.clamp_min(math.ulp(0.0)).log()).sum(1)
+    nodes, shares = _quadrature(diagonal, beside)
+    return (shares * nodes.log()).sum(1)
+
+
+def _quadrature(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (k, steps) of T, and the square of the first entry of each eigenvector."""
+    values, vectors = torch.linalg.eigh(torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1))
+    return values.clamp_min(math.ulp(0.0)), vectors[:, 0].square()

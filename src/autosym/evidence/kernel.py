@@ -183,6 +183,10 @@ class Rows:
             )
         return found
 
+    def double(self) -> "Rows":
+        """The same in float64."""
+        return Rows(self.name, self.gradients.double(), None if self.inputs is None else self.inputs.double())
+
     def dense(self) -> Tensor:
         """(rows, weights)."""
         if self.inputs is None:

@@ -13,7 +13,8 @@ from autosym.bayes.priors import Prior
 from autosym.curvature.gauss_newton import GaussNewton, flat
 from autosym.curvature.krylov import Solution, solve
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.whole import Whitened, refuse_other_data
+from autosym.evidence.probes import Whitened
+from autosym.evidence.whole import refuse_other
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
@@ -53,7 +54,7 @@ def linearised(
     The likelihood must be log-concave in the outputs, as those of the library are. Its Gauss-Newton matrix is then the Hessian of the
     linearised network, and steps are halved if they go too far. For a Gaussian one step is exact.
     """
-    refuse_other_data(model, data, laplace)
+    refuse_other(model, data, laplace)
     H = GaussNewton(processes.unwrapped(model), data, laplace.likelihood, batch_size=batch_size, memory=memory)
     precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
     whitened = Whitened(H, laplace, precision)

@@ -107,8 +107,9 @@ class Fit:
     ) -> "Fit":
         """The same fit with the evidence of the whole network in place of its Kronecker approximation, and shares by it.
 
-        ``data`` must be those of the fit. The standard error is at most ``nats``, or as small as so many ``probes`` make it. There is none
-        where a matrix of all weights, or of all samples, can be factorised (``evidence.whole``). Compare refined fits with refined ones.
+        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes`` make them. There
+        are none where a matrix of all weights, or of all samples, can be factorised (``evidence.whole``). Compare refined fits with
+        refined ones.
         """
         self.check_weights()
         at = (self.model, data, self.laplace, self.prior)

@@ -1,0 +1,138 @@
+"""The log-determinant of a whole network by random probes and conjugate gradients (stochastic Lanczos quadrature).
+
+    E z^T log(A) z,        A = B^T (H + D) B with B B^T = (t kron(G, A) + D)^-1
+
+The Kronecker factors precondition. Of z^T A z the mean is known, so a multiple of it takes away most of the chance. One run gives the
+effective parameters of every path too.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from autosym.curvature.gauss_newton import GaussNewton
+from autosym.curvature.krylov import Solution, solve
+from autosym.evidence.factorised import Found, Jacobians
+from autosym.evidence.kernel import Rows
+from autosym.evidence.laplace import Laplace
+from autosym.runtime import processes
+
+STRENGTH = 0.4  # t: of the Kronecker factors in the preconditioner, as they are too large
+AT_ONCE, MOST_STEPS = 8, 120  # probes at once (fewer tell too little of their spread), and steps of each at most
+MANY = 32  # outputs: with more, the mean of z^T A z costs too much
+
+
+def by_probes(whitened: "Whitened", nats: float, seed: int, most: int, memory: float | None) -> Found:
+    """Probes, a few at a time, until their standard error is small enough. The first find the number of steps, for all."""
+    mean = whitened.trace(memory) if whitened.laplace.outputs <= MANY else None
+    values: list[Tensor] = []
+    gammas: list[Tensor] = []
+    steps, error, truncation, slope = MOST_STEPS, math.inf, 0.0, 0.0
+
+    def enough(found: Solution) -> bool:
+        lower, upper = found.log_bracket(whitened.least)
+        return not values and float((upper - lower).mean()) / 2 <= nats / 2
+
+    while 2 * error > nats and len(values) < most:
+        z = whitened.probes(seed, len(values), min(AT_ONCE, most - len(values)))
+        found = solve(whitened, z, enough, steps)
+        lower, upper = found.log_bracket(whitened.least)
+        slope = slope if values or mean is None else found.log_slope()
+        values += list(upper if mean is None else upper - slope * (found.forms - mean))
+        gammas += list(whitened.gammas(z, found.x).cpu())
+        steps, truncation = found.steps, max(truncation, float((upper - lower).mean()) / 2)
+        error = 0.5 * standard_error(torch.stack(values))
+    log_det = whitened.log_det + float(torch.stack(values).mean())
+    gamma = {site.name: float(g) for site, g in zip(whitened.H.sites, torch.stack(gammas).mean(0), strict=True)}
+    return Found(log_det, gamma, error, truncation, len(values), steps)
+
+
+def standard_error(values: Tensor) -> float:
+    """The standard deviation of Student's t-distribution of the mean: its spread is not known, but estimated from ``values``."""
+    count = len(values)
+    return float(values.std()) / math.sqrt(count) * math.sqrt((count - 1) / (count - 3))
+
+
+class Whitened:
+    """v -> B^T (H + D) B v, with B B^T = (t kron(G, A) + D)^-1 for every path: near to the identity.
+
+    B is U (t lambda mu + delta)^-1/2 V^T in the eigenbasis of the factors. D becomes ``kept``, the diagonal delta / (t lambda mu +
+    delta), so no eigenvalue is below its ``least``. Weights that the evidence leaves out stay zero.
+    """
+
+    def __init__(self, H: GaussNewton, laplace: Laplace, precision: Mapping[str, float]):
+        self.H, self.laplace, self.scale = H, laplace, float(laplace.likelihood.scale().detach())
+        self.names, self.left_out = [site.name for site in H.sites], laplace.left_out  # their part of a probe is zero
+        self.parts: list[tuple[Tensor, Tensor, Tensor] | None] = []
+        kept: list[Tensor] = []
+        self.log_det = 0.0
+        decomposed = laplace.curvature.eigenvectors({})
+        for site in H.sites:
+            if site.name in laplace.left_out:
+                self.parts.append(None)
+                kept.append(torch.ones(site.parameter.numel(), dtype=torch.float64, device=H.device))
+                continue
+            products, U, V = (t.to(H.device) for t in decomposed[site.name])
+            ratio = STRENGTH * self.scale / precision[site.name] * products
+            self.log_det += float(ratio.log1p().sum())
+            self.parts.append((((1 + ratio) * precision[site.name]).rsqrt(), U, V))
+            kept.append((1 / (1 + ratio)).flatten())
+        self.kept = torch.cat(kept)
+        self.least = float(self.kept.min()) * (1 - 1e-6)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.kept * v + self.scale * self.turned(self.H(self.turned(v, back=False)), back=True)
+
+    def trace(self, memory: float | None) -> float:
+        """The mean of z^T A z over all probes: the sum of squares of R^T J B, and what is kept of D."""
+        jacobians = Jacobians(self.H, self.laplace, memory, alone=False)
+        total = torch.zeros((), dtype=torch.float64, device=self.H.device)
+        with processes.agreeing():
+            for paths in jacobians:
+                rows = {path.name: path for path in paths}
+                for name, part in zip(self.names, self.parts, strict=True):
+                    if part is not None:
+                        total += _squares(rows[name].double(), *part)
+        jacobians.shown.finish(total)
+        kept = zip(self.parts, self.kept.split(self.H.sizes), strict=True)
+        return float(self.scale * total + sum(k.sum() for part, k in kept if part is not None))
+
+    def turned(self, vectors: Tensor, back: bool) -> Tensor:
+        """B v, or B^T v, for each row v."""
+        found = []
+        for part, piece in zip(self.parts, vectors.split(self.H.sizes, 1), strict=True):
+            if part is None:
+                found.append(torch.zeros_like(piece))
+                continue
+            d, U, V = part
+            w = piece.view(len(piece), *d.shape)
+            found.append(((U.mT @ w @ V) * d if back else U @ (w * d) @ V.mT).flatten(1))
+        return torch.cat(found, 1)
+
+    def probes(self, seed: int, begin: int, count: int) -> Tensor:
+        """Random signs (count, weights). A path of the same name and size has the same ones in another network."""
+        found = []
+        for name, size in zip(self.names, self.H.sizes, strict=True):
+            signs = []
+            for number in range(begin, begin + count):
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {number} {name}".encode()))
+                signs.append(2.0 * torch.randint(2, (size,), generator=generator) - 1)
+            found.append(torch.stack(signs) * (name not in self.left_out))
+        return torch.cat(found, 1).to(self.H.device, torch.float64)
+
+    def gammas(self, z: Tensor, x: Tensor) -> Tensor:
+        """The effective parameters (k, paths) by each probe, from x = A^-1 z: sum of 1 - kept z x over a path."""
+        spent = (z.square() - self.kept * z * x).split(self.H.sizes, 1)
+        return torch.stack([part.sum(1) for part in spent], 1)
+
+
+def _squares(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """The sum of squares of U^T w V d over all rows w."""
+    if rows.inputs is not None:  # w is an outer product
+        g, a = (rows.gradients @ U).square(), (rows.inputs @ V).square()
+        return ((g @ d.square()) * a).sum()
+    w = rows.gradients.view(-1, *d.shape)
+    return ((U.mT @ w @ V) * d).square().sum()

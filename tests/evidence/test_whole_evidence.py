@@ -1,0 +1,254 @@
+"""Evidence of the whole network by every route, against the dense Gauss-Newton matrix by torch.func."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
+
+import oracles
+import workers
+from autosym import Prior
+from autosym.curvature.gauss_newton import GaussNewton
+from autosym.curvature.krylov import solve
+from autosym.evidence import laplace, probes, whole
+from autosym.nn import nets
+from factories import LIKELIHOODS
+from models import convnet, mlp, owned, randomised, small
+
+CASES = [case.values[0] for case in LIKELIHOODS]
+ROUTES = ("weights", "rows", "probes")
+NETS = ("conv", "f-fc", "fc", "s-fc", "s-conv", "gconv:c4", "f-fc+conv")
+TORCH = {"mlp": lambda outputs: (mlp(5, 4, outputs), (5,)), "convolutions": lambda _: (convnet(), (2, 6, 5))}
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+few = settings(max_examples=8, deadline=None, derandomize=True, database=None)
+
+
+def omega(outputs):
+    net = nets.build("s-conv", (2, 4, 4), outputs, 2, channels=(1, 2), strides=(1, 2), hidden=2, prior="omega")
+    return net.double(), (2, 4, 4)
+
+
+def made(name, outputs):
+    """A network, and the shape of its inputs."""
+    if name == "omega":
+        return omega(outputs)
+    return TORCH[name](outputs) if name in TORCH else (randomised(small(name, outputs)), (2, 4, 4))
+
+
+def problem(name="f-fc+conv", case=CASES[0], samples=12, seed=0):
+    torch.manual_seed(seed)
+    model, shape = made(name, case.outputs)
+    x = torch.randn(samples, *shape, dtype=torch.float64)
+    data = x, case.draw(model(x).detach())
+    at = laplace.at(model, data, case.make())
+    return model, data, at, Prior(at.names, {n: math.exp(math.cos(seed + i)) for i, n in enumerate(at.names)})
+
+
+def dense(model, data, at, prior, case):
+    """The evidence, and the effective parameters of every path, by one matrix of all weights that are not left out."""
+    counted = [(name, full) for name, full in owned(model) if name not in at.left_out]
+    H = oracles.whole_ggn(model, [full for _, full in counted], *data, case.log_prob)
+    parameters, precision = dict(model.named_parameters()), prior.precision()
+    w = [parameters[full].detach().flatten() for _, full in counted]
+    delta = torch.cat([torch.full_like(part, precision[name]) for (name, _), part in zip(counted, w, strict=True)])
+    log_prior = 0.5 * (delta.log() - delta * torch.cat(w).square()).sum()
+    value = case.log_prob(model(data[0]).detach(), data[1]) + log_prior - 0.5 * torch.linalg.slogdet(H + delta.diag())[1]
+    spent = (torch.linalg.inv(H + delta.diag()) @ H).diagonal().split([len(part) for part in w])
+    gamma = {name: part.sum() for (name, _), part in zip(counted, spent, strict=True)}
+    return value, torch.stack([gamma.get(name, H.new_zeros(())) for name in prior.names])
+
+
+@pytest.mark.parametrize("case", LIKELIHOODS)
+@pytest.mark.parametrize("name", [*NETS, "omega", "mlp"])
+def test_whole_evidence_is_the_dense_one_by_weights_and_by_rows(name, case):
+    model, data, at, prior = problem(name, case)
+    value, gamma = dense(model, data, at, prior, case)
+    for how in ("weights", "rows"):
+        found = whole.at(model, data, at, prior, how=how)
+        assert_close(found.evidence.log_evidence.detach(), value, **CLOSE)
+        assert_close(found.gamma, gamma, **CLOSE)
+        assert found.evidence.standard_error == found.truncation == 0
+    assert abs(float(at(prior).log_evidence.detach() - value)) > 1e-3, "Kronecker factors are another number"
+
+
+@few
+@given(name=st.sampled_from([*NETS, "omega", "mlp"]), case=st.sampled_from(CASES), seed=st.integers(0, 10**6))
+def test_whole_evidence_by_any_route_whatever_the_prior(name, case, seed):
+    model, data, at, prior = problem(name, case, samples=6, seed=seed)
+    value, gamma = dense(model, data, at, prior, case)
+    by_weights, by_rows = (whole.at(model, data, at, prior, how=how) for how in ("weights", "rows"))
+    assert_close(by_weights.evidence.log_evidence.detach(), value, **CLOSE)
+    assert_close(by_rows.gamma, gamma, **CLOSE)
+    found = whole.at(model, data, at, prior, how="probes")
+    error = float(found.evidence.log_evidence.detach() - value)
+    assert abs(error) <= 4 * found.evidence.standard_error + found.truncation + 1e-6
+    assert found.probes >= probes.AT_ONCE
+    assert found.steps > 0
+
+
+def test_whole_evidence_of_torch_convolutions():
+    case = CASES[0]
+    model, data, at, prior = problem("convolutions", case)
+    value, gamma = dense(model, data, at, prior, case)
+    for how in ("weights", "rows"):
+        found = whole.at(model, data, at, prior, how=how)
+        assert_close(found.evidence.log_evidence.detach(), value, **CLOSE)
+        assert_close(found.gamma, gamma, **CLOSE)
+
+
+@pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
+def test_whole_evidence_of_many_probes_has_no_bias(case):
+    model, data, at, prior = problem("f-fc+conv", case, samples=20)
+    value, gamma = dense(model, data, at, prior, case)
+    H = GaussNewton(model, data, at.likelihood)
+    whitened = probes.Whitened(H, at, prior.precision())
+    z, A = whitened.probes(0, 0, 400), whitened(torch.eye(sum(H.sizes), dtype=torch.float64))
+    found = solve(lambda v: v @ A, z, lambda _: False, 60)
+    lower, upper = found.log_bracket(whitened.least)
+    assert float((upper - lower).max()) < 1e-3
+    constant = float(at(prior).log_evidence.detach() - value) + 0.5 * float(
+        log_det(at, prior)
+    )  # the dense log-determinant, halved
+    truth = 2 * constant - whitened.log_det
+    plain, better = upper, upper - found.log_slope() * (found.forms - whitened.trace(None))
+    for values in (plain, better):
+        assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / 20
+    assert better.std() < 0.9 * plain.std()
+    gammas = whitened.gammas(z, found.x)
+    assert ((gammas.mean(0) - gamma).abs() < 4 * gammas.std(0) / 20 + 1e-9).all()
+
+
+def log_det(at, prior):
+    """log det (I + D^-1/2 H D^-1/2) by Kronecker factors."""
+    precision = prior.precision()
+    products = at.curvature.eigenvectors({})
+    scale = at.likelihood.scale().detach()
+    return sum((scale / precision[name] * products[name][0]).log1p().sum() for name in at.names if name not in at.left_out)
+
+
+def test_the_mean_of_a_probe_of_whole_evidence_is_the_trace():
+    for name, case in (("f-fc+conv", CASES[1]), ("gconv:c4", CASES[0]), ("mlp", CASES[3])):
+        model, data, at, prior = problem(name, case)
+        whitened = probes.Whitened(GaussNewton(model, data, at.likelihood), at, prior.precision())
+        unit = torch.eye(sum(whitened.H.sizes), dtype=torch.float64)
+        A = whitened(unit)
+        assert_close(A, A.mT, **CLOSE)
+        assert whitened.trace(None) == pytest.approx(float(A.trace()), rel=1e-10)
+        assert torch.linalg.eigvalsh(A).min() >= whitened.least
+
+
+@pytest.mark.parametrize("how", ROUTES)
+def test_whole_evidence_does_not_depend_on_batches_and_order(how):
+    model, (x, y), at, prior = problem(samples=9)
+    order = torch.randperm(9)
+    shuffled = x[order], y[order]
+    kinds = [(x, y), shuffled, DataLoader(TensorDataset(*shuffled), 4)]
+    found = [
+        whole.at(model, data, at, prior, how=how, batch_size=size) for data, size in zip(kinds, (None, 2, None), strict=True)
+    ]
+    found.append(whole.at(model, (x, y), at, prior, how=how, memory=1e-5))
+    for other in found[1:]:
+        assert_close(other.evidence.log_evidence, found[0].evidence.log_evidence, **CLOSE)
+        assert_close(other.gamma, found[0].gamma, **CLOSE)
+
+
+@pytest.mark.distributed
+def test_whole_evidence_of_two_processes_is_that_of_one(tmp_path):
+    expected = workers.whole_evidence()
+    for found in workers.run("whole_evidence", 2, tmp_path):
+        for how in ROUTES:
+            assert found[how] == pytest.approx(expected[how], rel=1e-8)
+
+
+@pytest.mark.parametrize("how", ROUTES)
+def test_a_silent_path_changes_nothing_of_whole_evidence(how):
+    torch.manual_seed(0)
+    model = randomised(small("f-fc+conv"))
+    with torch.no_grad():
+        for block in model.blocks:
+            for name, weight in block.named_parameters():
+                if "f-fc" in name:
+                    weight.zero_()
+    x = torch.randn(12, 2, 4, 4, dtype=torch.float64)
+    data = x, CASES[0].draw(model(x).detach())
+    at = laplace.at(model, data)
+    assert at.left_out
+    values = []
+    for precision in (0.3, 3.0):
+        prior = Prior(at.names, {name: precision if name in at.left_out else 1.0 for name in at.names})
+        found = whole.at(model, data, at, prior, how=how)
+        silent = [index for index, name in enumerate(at.names) if name in at.left_out]
+        assert not found.gamma[silent].any()
+        values.append(found)
+    one, two = values
+    assert_close(one.evidence.log_evidence, two.evidence.log_evidence, **CLOSE)
+    assert_close(one.gamma, two.gamma, **CLOSE)
+    if how != "probes":
+        value, _ = dense(model, data, at, prior, CASES[0])
+        assert_close(found.evidence.log_evidence.detach(), value, **CLOSE)
+
+
+def test_whole_evidence_of_other_data_or_weights_is_refused():
+    model, (x, y), at, prior = problem("mlp")
+    for other in ((x[:-1], y[:-1]), (x + 0.1, y), (x, y.roll(1))):
+        with pytest.raises(ValueError, match="pass the data of the fit"):
+            whole.at(model, other, at, prior)
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1e-3
+    with pytest.raises(ValueError, match=r"0\.weight changed since the evidence was taken"):
+        whole.at(model, (x, y), at, prior)
+
+
+def test_whole_evidence_refuses_what_it_cannot_do():
+    model, data, at, prior = problem("mlp")
+    with pytest.raises(ValueError, match="Gaussian priors: pass nu=inf"):
+        whole.at(model, data, at, Prior(at.names, nu=3.0))
+    with pytest.raises(ValueError, match=r"use Prior\(evidence.names\)"):
+        whole.at(model, data, at, Prior(at.names[1:]))
+    with pytest.raises(ValueError, match="nats must be positive"):
+        whole.at(model, data, at, prior, nats=0.0)
+    with pytest.raises(ValueError, match="how must be"):
+        whole.at(model, data, at, prior, how="guess")
+    model.append(nn.Dropout())
+    with pytest.raises(ValueError, match="train mode"):
+        whole.at(model, data, at, prior)
+
+
+def test_the_route_of_whole_evidence_is_the_smaller_matrix_that_fits(monkeypatch):
+    model, data, at, prior = problem("mlp", samples=4)
+    weights, rows = int(at.sizes.sum()), 4 * 3
+    assert rows < weights
+    assert whole.route(model, at) == "rows"
+    assert whole.at(model, data, at, prior).how == "rows"
+    more = problem("mlp", samples=40)
+    assert whole.route(more[0], more[2]) == "weights"
+    assert whole.route(model, at, memory=1e-9) == "probes"
+    monkeypatch.setattr(whole, "FEW", rows - 1)
+    assert whole.route(model, at) == "probes"
+
+
+def test_more_nats_of_whole_evidence_cost_less():
+    model, data, at, prior = problem("conv", samples=20)
+    rough, fine = (whole.at(model, data, at, prior, how="probes", nats=nats) for nats in (50.0, 0.002))
+    assert rough.probes == probes.AT_ONCE
+    assert fine.probes > rough.probes
+    assert fine.steps > rough.steps
+    assert fine.truncation < rough.truncation
+    again = whole.at(model, data, at, prior, how="probes", nats=50.0)
+    assert again.evidence.log_evidence == rough.evidence.log_evidence
+    other = whole.at(model, data, at, prior, how="probes", nats=50.0, seed=1)
+    assert other.evidence.log_evidence != rough.evidence.log_evidence
+
+
+def test_the_standard_error_of_whole_evidence_knows_how_few_probes_there_are():
+    torch.manual_seed(0)
+    draws = torch.randn(4000, 8, dtype=torch.float64)
+    inside = [abs(float(values.mean())) < 2 * probes.standard_error(values) for values in draws]
+    assert sum(inside) / len(inside) > 0.94
+    short = (draws.mean(1).abs() < 2 * draws.std(1) / math.sqrt(8)).double().mean()
+    assert short < 0.93, "the plain one is too small"
