@@ -60,7 +60,7 @@ CASES = [
     Case("gconv:c4", "flat", "digit", 4),
     Case("f-fc+conv", "pooled", "digit", 6),
     Case("f-fc+conv", "flat", "ink", 6),
-    Case("f-fc+conv+gconv:c4", "pooled", "digit", 1),
+    Case("f-fc+conv+gconv:c4", "pooled", "digit", 2),
     Case("cnn", "flat", "digit", 8),
     Case("mlp", "flat", "digit", 100),
 ]
