@@ -5,7 +5,8 @@
 J v is the derivative of J^T u with respect to u, along v. So any model that can be differentiated twice will do, and all vectors share
 one graph. A product takes about four passes over the data, whatever the number of outputs.
 
-The network linearised at its weights w has the outputs f + J d at w + d. With an ``offset`` d, Lambda and slopes are taken there.
+The network linearised at its weights w has the outputs f + J d at w + d. With an ``offset`` d, Lambda and slopes are taken there. With
+``roots``, R is theirs, whatever the outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from autosym.curvature.passes import Pass, budget
 from autosym.curvature.verification import Verified, refuse_batch_dependence, verify
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
-from autosym.runtime.batching import Data
+from autosym.runtime.batching import Data, size_of
 
 GRAPHS = 3  # a product keeps so many graphs of a batch: forward, backward, and its derivative
 
@@ -45,14 +46,15 @@ class GaussNewton:
         self.batch_size, self.memory = batch_size, budget(memory, self.device) / 2**30 / GRAPHS
         self.verified: Verified | None = None
         self.offset: Tensor | None = None
+        self.roots: Tensor | None = None  # R of each sample (N, D, rank), in the order of the data
         self.products = 0  # how many there were
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """H v for each row v of ``vectors`` (k, weights), in float64."""
         totals, parts = torch.zeros_like(vectors, dtype=torch.float64), [self._parts(v) for v in vectors]
         shown = self._pass()
-        for f, along, back, _ in self._linearised(shown):
-            root = self.likelihood.root(f)
+        for f, along, back, _, places in self._linearised(shown):
+            root = self.likelihood.root(f) if self.roots is None else self.roots[places].to(f)
             for total, part in zip(totals, parts, strict=True):
                 jv = along(part)
                 total += back((root @ (root.mT @ jv[:, :, None]))[:, :, 0])
@@ -63,7 +65,7 @@ class GaussNewton:
         """The statistic of the log-likelihood and the gradient of the loss, at unit scale, of the linearised network at the offset."""
         statistic, total = torch.zeros(2, sum(self.sizes) + 1, dtype=torch.float64, device=self.device)
         shown = self._pass()
-        for f, _, back, y in self._linearised(shown):
+        for f, _, back, y, _ in self._linearised(shown):
             with torch.enable_grad():
                 f.requires_grad_()
                 (g,) = torch.autograd.grad(self.likelihood.loss(f, y), f)
@@ -73,32 +75,38 @@ class GaussNewton:
         total = self._summed(shown, total)
         return total[0].cpu(), total[1:]
 
-    def _linearised(self, shown: Pass) -> Iterator[tuple[Tensor, Callable, Callable, Tensor]]:
-        """For each batch: outputs at the offset, v -> J v for the parts of v, u -> J^T u as a flat vector, and targets."""
+    def along(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs (N, D) of all samples, and J v (k, N, D) for each row v of ``vectors``: in the order of the data, in float64."""
+        parts, found, places_seen = [self._parts(v) for v in vectors], [], []
+        shown = self._pass()
+        for f, along, _, _, places in self._linearised(shown):
+            found.append(torch.stack([f, *(along(part) for part in parts)]).double())
+            places_seen.append(places)
+        total = torch.zeros(
+            1 + len(parts), size_of(self.data) or shown.samples, found[0].shape[2], dtype=torch.float64, device=self.device
+        )
+        total[:, torch.cat(places_seen).to(self.device)] = torch.cat(found, 1)
+        total = self._summed(shown, total)
+        return total[0], total[1:]
+
+    def back(self, cotangents: Tensor) -> Tensor:
+        """sum_n J_n^T u_n (k, weights) for ``cotangents`` u (k, N, D), in the order of the data."""
+        totals = torch.zeros(len(cotangents), sum(self.sizes), dtype=torch.float64, device=self.device)
+        shown = self._pass()
+        for f, _, back, _, places in self._linearised(shown):
+            for total, u in zip(totals, cotangents[:, places.to(cotangents.device)].to(f), strict=True):
+                total += back(u)
+        return self._summed(shown, totals)
+
+    def _linearised(self, shown: Pass) -> Iterator[tuple[Tensor, Callable, Callable, Tensor, Tensor]]:
+        """For each batch: outputs at the offset, v -> J v for the parts of v, u -> J^T u as a flat vector, targets, and places."""
         offset = None if self.offset is None else self._parts(self.offset)
-        for x, y, _, _ in shown:
-            with arithmetic.true_float32(), torch.enable_grad():
-                f = self.model(x)
-                u = torch.zeros_like(f, requires_grad=True)
-                slopes = torch.autograd.grad(f, self.parameters, u, create_graph=True, materialize_grads=True)
-                used = [i for i, g in enumerate(slopes) if g.requires_grad]
-
-                def along(
-                    parts: Sequence[Tensor], u: Tensor = u, slopes: Sequence[Tensor] = slopes, used: list = used
-                ) -> Tensor:
-                    found = torch.autograd.grad([slopes[i] for i in used], u, [parts[i] for i in used], retain_graph=True)
-                    return found[0].detach()
-
-                def back(cotangent: Tensor, f: Tensor = f) -> Tensor:
-                    options = {"retain_graph": True, "materialize_grads": True}
-                    return flat(torch.autograd.grad(f, self.parameters, cotangent, **options))
-
-                yield f.detach() if offset is None else f.detach() + along(offset), along, back, y
+        for x, y, _, places in shown:
+            f, along, back = linear(self.model, self.parameters, x)
+            yield f if offset is None else f + along(offset), along, back, y, places
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
-        """A flat vector as one tensor for each parameter, in its shape and type."""
-        pieces = vector.split(self.sizes)
-        return [piece.to(p).view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
+        return parts_of(vector, self.parameters)
 
     def _pass(self) -> Pass:
         return Pass(self.model, self.data, self.likelihood, self.batch_size, self._verified, memory=self.memory)
@@ -113,6 +121,32 @@ class GaussNewton:
         if not torch.isfinite(totals).all():
             raise NotFinite("a product with the Gauss-Newton matrix is not finite: rescale the inputs, or use model.double()")
         return totals
+
+
+@arithmetic.true_float32()
+def linear(model: nn.Module, parameters: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Callable, Callable]:
+    """The outputs at x, v -> J v for v in parts, one for each parameter, and u -> J^T u as a flat vector."""
+    with torch.enable_grad():
+        f = model(x)
+        u = torch.zeros_like(f, requires_grad=True)
+        slopes = torch.autograd.grad(f, parameters, u, create_graph=True, materialize_grads=True)
+    used = [i for i, g in enumerate(slopes) if g.requires_grad]
+
+    @arithmetic.true_float32()
+    def along(parts: Sequence[Tensor]) -> Tensor:
+        return torch.autograd.grad([slopes[i] for i in used], u, [parts[i] for i in used], retain_graph=True)[0].detach()
+
+    @arithmetic.true_float32()
+    def back(cotangent: Tensor) -> Tensor:
+        return flat(torch.autograd.grad(f, parameters, cotangent, retain_graph=True, materialize_grads=True))
+
+    return f.detach(), along, back
+
+
+def parts_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """A flat vector as one tensor for each parameter, in its shape and type."""
+    pieces = vector.split([p.numel() for p in parameters])
+    return [piece.to(p).view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -91,7 +91,7 @@ def at(
     if not nats > 0:
         raise ValueError(f"nats must be positive, got {nats}")
     model = processes.unwrapped(model)
-    _refuse_other_data(model, data, laplace)
+    refuse_other_data(model, data, laplace)
     precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
     how = route(model, laplace, memory) if how is None else how
     if how == "probes":
@@ -122,7 +122,8 @@ def route(model: nn.Module, laplace: Laplace, memory: float | None = None) -> Ho
     return "rows" if rows < weights else "weights"
 
 
-def _refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
+def refuse_other_data(model: nn.Module, data: Data, laplace: Laplace) -> None:
+    """Refuse data that ``laplace`` was not taken on."""
     shown = Pass(model, data, laplace.likelihood)
     for _ in shown:
         pass
@@ -179,7 +180,7 @@ def _root(matrix: Tensor) -> Tensor:
 
 def _by_probes(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], nats: float, seed: int) -> _Found:
     """Probes in groups, until their standard error is small enough: twice as many, as often as needed."""
-    whitened = _Whitened(H, laplace, precision)
+    whitened = Whitened(H, laplace, precision)
     values: list[Tensor] = []
     gammas: list[Tensor] = []
     steps, group, error, truncation = MOST_STEPS, FIRST, math.inf, 0.0
@@ -204,7 +205,7 @@ def _by_probes(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float],
     return _Found(log_det, gamma, error, truncation, len(values), steps)
 
 
-class _Whitened:
+class Whitened:
     """v -> B^T (H + D) B v, with B B^T = (t kron(G, A) + D)^-1 for every path: near to the identity.
 
     B is U (t lambda mu + delta)^-1/2 V^T in the eigenbasis of the factors. D becomes ``kept``, the diagonal delta / (t lambda mu +
@@ -232,9 +233,9 @@ class _Whitened:
         self.least = float(self.kept.min()) * (1 - 1e-6)
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.kept * v + self.scale * self._turn(self.H(self._turn(v, False)), True)
+        return self.kept * v + self.scale * self.turn(self.H(self.turn(v, False)), True)
 
-    def _turn(self, vectors: Tensor, back: bool) -> Tensor:
+    def turn(self, vectors: Tensor, back: bool) -> Tensor:
         """B v, or B^T v, for each row v."""
         found = []
         for part, piece in zip(self.parts, vectors.split(self.H.sizes, 1), strict=True):
