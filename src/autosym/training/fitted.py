@@ -98,8 +98,8 @@ class Fit:
     ) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo".
 
-        Give the ``data`` of the fit: then it is that of the whole network (``evidence.posterior``, by its own number of draws), about as
-        good as the point estimate or better. Without them it is that of the Kronecker factors, which is too timid for classes.
+        With the ``data`` of the fit it is that of the whole network (``evidence.posterior``, by its own number of draws), without them that
+        of the Kronecker factors, which is far too timid for classes. The point estimate is often as good (docs/evidence.md).
         """
         self.check_weights()
         if data is not None:
