@@ -90,7 +90,7 @@ def test_evidence_at_an_offset_is_that_of_the_linearised_network(how):
     w = flat(shapes) + offset
     expected = -float(nn.functional.cross_entropy(f, data[1], reduction="sum")) - 0.35 * float(w @ w) - 0.5 * float(log_det)
     assert float(found.evidence.log_evidence) == pytest.approx(expected, abs=1e-8 if how != "probes" else 3.0)
-    assert torch.allclose(GaussNewton(model, data, likelihoods.of("categorical")).outputs(), model(data[0]))
+    assert torch.allclose(GaussNewton(model, data, likelihoods.of("categorical")).along()[0], model(data[0]))
 
 
 def test_a_fit_tells_how_far_its_mode_is():

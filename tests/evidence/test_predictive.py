@@ -110,9 +110,17 @@ def test_links_are_closer_to_the_integral_than_the_plug_in(link, part):
 
 def test_probit_by_hand():
     found = of_classifier()
-    variance = torch.stack([covariance.diag() for covariance in found.covariance])
-    expected = (found.mean / (1 + math.pi * variance / 8).sqrt()).softmax(-1)
+    centring = eye(3) - 1 / 3  # a shift of all outputs changes no probability
+    variance = torch.stack([(centring @ covariance @ centring).diag() for covariance in found.covariance])
+    expected = (found.mean @ centring / (1 + math.pi * variance / 8).sqrt()).softmax(-1)
     assert_close(found.probabilities, expected, rtol=1e-12, atol=0)
+
+
+def test_no_link_sees_a_shift_of_all_outputs():
+    """By its mean, or by what the outputs vary together."""
+    found = of_classifier()
+    more = Categorical().predict(found.mean + 5, found.covariance + 7, None)
+    assert_close(more["probabilities"], found.probabilities, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("link", ["probit", "monte-carlo"])

@@ -147,7 +147,7 @@ def _refined(fits: Mapping[str, Fit], data: Data | None, curvature: str | None) 
 
 def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
     """p(M_i | D) of one or more fits by name, after the checks of ``compare``."""
-    _refuse_other_data(fits)
+    _refuse_other_fits(fits)
     values = {name: float(f.evidence.log_evidence) for name, f in fits.items()}
     short = {name: None if data is None else short_of_mode(f, data) for name, f in fits.items()}
     failed = {name: why for name, f in fits.items() if (why := possible.failure(f.estimate, f.prior))}
@@ -234,7 +234,7 @@ def _unlearned(fitted: Fit) -> float:
         return max(0.0, float(fitted.laplace(prior).log_evidence - fitted.laplace(fitted.prior).log_evidence))
 
 
-def _refuse_other_data(fits: Mapping[str, Fit]) -> None:
+def _refuse_other_fits(fits: Mapping[str, Fit]) -> None:
     (first, one), *others = fits.items()
     for name, other in others:
         if one.likelihood.name != other.likelihood.name:

@@ -188,8 +188,11 @@ class Categorical(nn.Module, Likelihood):
         return outputs
 
     def predict(self, mean: Tensor, covariance: Tensor, draws: Tensor | None) -> dict[str, Tensor] | None:
-        """E softmax(f); without draws, softmax(mean / sqrt(1 + pi/8 v))."""
-        return super().predict(mean, covariance, _probit(mean, covariance) if draws is None else draws)
+        """E softmax(f); without draws, softmax(mean / sqrt(1 + pi/8 v)), of f less its mean over classes, which no probability sees."""
+        if draws is None:
+            rows = covariance - covariance.mean(1, keepdim=True)
+            draws = _probit(mean - mean.mean(1, keepdim=True), rows - rows.mean(2, keepdim=True))
+        return super().predict(mean, covariance, draws)
 
 
 class Gaussian(nn.Module, Likelihood):

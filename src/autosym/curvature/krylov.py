@@ -25,6 +25,7 @@ class Solution:
     diagonal: Tensor  # (k, steps) of T
     beside: Tensor  # (k, steps); the last one leads out of T, and is zero if x is exact
     square_norms: Tensor
+    residuals: Tensor  # (k,) |z - A x| / |z|
 
     @property
     def steps(self) -> int:
@@ -85,7 +86,7 @@ def _solution(x: Tensor, alphas: list[Tensor], betas: list[Tensor], norms: Tenso
     alpha, beta = (torch.stack(found, 1).cpu() for found in (alphas, betas))
     diagonal = 1 / alpha
     diagonal[:, 1:] += beta[:, :-1] / alpha[:, :-1]
-    return Solution(x, diagonal, beta.sqrt() / alpha, norms.cpu())
+    return Solution(x, diagonal, beta.sqrt() / alpha, norms.cpu(), beta.prod(1).sqrt())
 
 
 def _radau(diagonal: Tensor, beside: Tensor, node: float) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ class Jacobians:
         gib = room / 2**30 / laplace.outputs
         seen = (H.model, H.data, H.likelihood, self.batch, partial(verify, H.model))
         self.shown = Pass(*seen, memory=gib, alone=alone)
-        self.outputs = None if H.offset is None else H.outputs()
+        self.outputs = None if H.offset is None else H.along()[0]
 
     def __iter__(self) -> Iterator[list[Rows]]:
         for x, _, _, places in self.shown:

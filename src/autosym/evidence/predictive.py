@@ -52,17 +52,8 @@ def predictive(
 
     ``link`` "probit" uses the likelihood's closed form, if it has one. "monte-carlo" takes ``samples`` draws of the outputs.
     """
-    if link not in ("probit", "monte-carlo"):
-        raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
-    refuse_batch_dependence(model)
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"the inputs of the predictive are a {type(x).__name__}: give a tensor (B, ...), e.g. torch.as_tensor(array)"
-        )
-    if not len(x):
-        raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
-    check_finite(x, "the inputs of the predictive")
-    x = x.to(next(model.parameters()))
+    check_link(link)
+    x = checked_inputs(model, x)
     precision = prior.precision()
     scale = float(likelihood.scale().detach())
     with torch.no_grad():
@@ -74,6 +65,24 @@ def predictive(
     found = likelihood.predict(mean, covariance, None) if link == "probit" else None
     found = likelihood.predict(mean, covariance, _draws(mean, covariance, samples, seed)) if found is None else found
     return Predictive(mean, covariance, **(found or {}))
+
+
+def check_link(link: str) -> None:
+    if link not in ("probit", "monte-carlo"):
+        raise ValueError(f"link must be 'probit' or 'monte-carlo', got {link!r}")
+
+
+def checked_inputs(model: nn.Module, x: Tensor) -> Tensor:
+    """Inputs (B, ...) as the model takes them. Refuse others, and models whose outputs depend on batchmates or on chance."""
+    refuse_batch_dependence(model)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"the inputs of the predictive are a {type(x).__name__}: give a tensor (B, ...), e.g. torch.as_tensor(array)"
+        )
+    if not len(x):
+        raise ValueError("the inputs of the predictive are empty: give at least one sample, (B, ...)")
+    check_finite(x, "the inputs of the predictive")
+    return x.to(next(model.parameters()))
 
 
 def _linearised(

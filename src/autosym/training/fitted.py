@@ -17,7 +17,7 @@ from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import sites
-from autosym.evidence import mode, verdicts, whole
+from autosym.evidence import mode, posterior, verdicts, whole
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.mode import Mode
@@ -125,9 +125,17 @@ class Fit:
         self.check_weights()
         return mode.linearised(self.model, data, self.laplace, self.prior, nats=nats, memory=memory)
 
-    def predictive(self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0) -> Predictive:
-        """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo"."""
+    def predictive(
+        self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0, *, data: Data | None = None
+    ) -> Predictive:
+        """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo".
+
+        With the ``data`` of the fit it is that of the whole network (``evidence.posterior``, by its own number of draws), without them that
+        of the Kronecker factors, which is far too timid for classes. The point estimate is often as good (docs/evidence.md).
+        """
         self.check_weights()
+        if data is not None:
+            return posterior.at(self.model, data, self.laplace, self.prior, seed=seed).predictive(x, link)
         device = next(self.model.parameters()).device  # which may be another one than that of the fit
         vectors = {name: (p.to(device), u.to(device), v.to(device)) for name, (p, u, v) in self._eigenvectors.items()}
         return predictive(self.model, x, vectors, self.prior, self.likelihood, link, samples, seed)
