@@ -365,6 +365,8 @@ def test_a_margin_within_the_error_of_probes_is_said(monkeypatch):
     assert refined.evidence.standard_error > 0
     found = autosym.compare([refined, refined])
     assert all(any("twice the error" in warning for warning in model.warnings) for model in found)
+    both = autosym.compare({"whole": refined, "factors": fit}, (x, y))
+    assert all(m.standard_error is not None for m in both), "the other one is refined too"
     mixed = autosym.compare({"whole": refined, "factors": fit})
     assert [any("refine all" in warning for warning in m.warnings) for m in mixed] == [m.name == "whole" for m in mixed]
 

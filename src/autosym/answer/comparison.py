@@ -21,7 +21,7 @@ from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
 from autosym.evidence import possible, verdicts, whole
 from autosym.evidence.cautions import Failed
-from autosym.evidence.laplace import Laplace
+from autosym.evidence.kernel import Kernel
 from autosym.evidence.whole import Whole
 from autosym.linear.path import Path
 from autosym.runtime import arithmetic
@@ -140,7 +140,9 @@ def _refined(fits: Mapping[str, Fit], data: Data | None, curvature: str | None) 
     if data is None or curvature == "kronecker":
         return fits
     for f in fits.values() if curvature is None else ():
-        if not isinstance(f.estimate, Laplace) or math.isfinite(f.prior.nu) or whole.route(f.model, f.laplace) == "probes":
+        if isinstance(f.estimate, Whole):
+            continue
+        if isinstance(f.estimate, Kernel) or math.isfinite(f.prior.nu) or whole.route(f.model, f.laplace) == "probes":
             return fits
     return {name: f if isinstance(f.estimate, Whole) else f.refine(data) for name, f in fits.items()}
 
