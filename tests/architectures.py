@@ -280,3 +280,13 @@ def assert_plain(model, own):
         ordinary = type(module).__module__.startswith("torch.nn") or type(module) in SMALL
         assert ordinary or type(module) in own, f"{name} is {type(module).__name__}"
     assert not any(isinstance(module, (Path, Relaxed, Affine, Factored)) for module in model.modules())
+
+
+# By architecture, what is frozen; everything else with parameters is relaxed or kept.
+FROZEN = {
+    "resnet": ("stem.1", "layer1.bn1", "layer1.bn2", "layer2.bn1", "layer2.bn2", "layer2.downsample.1"),
+    "u-net encoder": ("down1.1", "down2.1", "up"),
+    "conv1d": ("encoder.1",),
+    "mixer": ("norm1", "norm2"),
+    "functional": ("",),
+}
