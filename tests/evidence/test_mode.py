@@ -119,3 +119,12 @@ def test_a_refined_fit_is_saved_and_has_its_own_shares(tmp_path):
     assert float(again.evidence.log_evidence) == float(refined.evidence.log_evidence)
     with pytest.raises(ValueError, match="one prior only"):
         refined.estimate(Prior(refined.prior.names, 3.0))
+
+
+def test_the_mode_is_for_gaussian_priors_over_the_same_paths():
+    model, data = network(), waves()
+    at, _ = taken(model, data, "categorical")
+    with pytest.raises(ValueError, match="Gaussian priors: pass nu=inf"):
+        mode.linearised(model, data, at, Prior(at.names, nu=3.0))
+    with pytest.raises(ValueError, match=r"use Prior\(evidence.names\)"):
+        mode.linearised(model, data, at, Prior(at.names[1:]))

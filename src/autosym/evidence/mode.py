@@ -18,11 +18,8 @@ from autosym.evidence.whole import refuse_other
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
-NEWTON, STEPS, HALVINGS = (
-    20,
-    200,
-    20,
-)  # at most so many Newton steps, steps of conjugate gradients in each, and halvings of each
+NEWTON, HALVINGS = 20, 20  # at most so many Newton steps, and halvings of each
+STEPS = 200  # of conjugate gradients in a Newton step, at most
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,9 @@ def linearised(
     The likelihood must be log-concave in the outputs, as those of the library are. Its Gauss-Newton matrix is then the Hessian of the
     linearised network, and steps are halved if they go too far. For a Gaussian one step is exact.
     """
-    refuse_other(model, data, laplace)
+    refuse_other(model, data, laplace, prior)
     H = GaussNewton(processes.unwrapped(model), data, laplace.likelihood, batch_size=batch_size, memory=memory)
-    precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
+    precision = prior.precision()
     whitened = Whitened(H, laplace, precision)
     delta = torch.cat([torch.full((size,), precision[site.name]) for site, size in zip(H.sites, H.sizes, strict=True)])
     delta, w = delta.to(H.device, torch.float64), flat(H.parameters)

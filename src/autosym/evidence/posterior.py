@@ -10,7 +10,6 @@ A draw is (H + D)^-1 (D^1/2 e + sum_n J_n^T R_n e_n) with standard normal noise,
 factors. All draws and the Newton step of the mean share a round's products.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -87,12 +86,10 @@ def at(
 
     No ``rounds`` give the Laplace approximation. The data are held in memory, and E[Lambda] (samples, outputs, outputs) too.
     """
-    if math.isfinite(prior.nu):
-        raise ValueError("the posterior of the whole network is for Gaussian priors: pass nu=inf")
     if draws < 2 or rounds < 0:
         raise ValueError(f"draws must be at least 2 and rounds not negative, got {draws} and {rounds}")
     model, likelihood = processes.unwrapped(model), laplace.likelihood
-    refuse_other(model, data, laplace)
+    refuse_other(model, data, laplace, prior)
     shown = [(x, y) for x, y, _, _ in Pass(model, data, likelihood, alone=True)]
     x, y = (torch.cat(part) for part in zip(*shown, strict=True))
     H = GaussNewton(model, (x, y), likelihood, batch_size=batch_size, memory=memory)

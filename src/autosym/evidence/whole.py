@@ -110,18 +110,14 @@ def at(
     until truncation is at most half of ``nats``. By default a matrix is factorised where that is cheap; ``how`` decides otherwise.
     ``batch_size`` and ``memory`` are those of ``curvature.kfac``.
     """
-    if prior.names != laplace.names:
-        raise ValueError(f"this prior is over {prior.names}, the evidence over {laplace.names}: use Prior(evidence.names)")
-    if math.isfinite(prior.nu):
-        raise ValueError("the evidence of the whole network is for Gaussian priors: pass nu=inf")
     if not nats > 0 or probes < AT_ONCE:
         raise ValueError(f"nats must be positive, got {nats}, and there must be {AT_ONCE} probes at least, got {probes}")
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
-    refuse_other(model, data, laplace)
+    refuse_other(model, data, laplace, prior)
     H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory)
     H.offset = offset
-    precision = dict(zip(prior.names, prior.log_precision.detach().exp().tolist(), strict=True))
+    precision = prior.precision()
     how = route(model, laplace, memory) if how is None else how
     if how == "probes":
         found = by_probes(Whitened(H, laplace, precision), nats, seed, probes, memory)
@@ -177,20 +173,24 @@ def log_evidence(
     return float(found.log_evidence.detach())
 
 
-def route(model: nn.Module, laplace: Laplace, memory: float | None = None, times: int = 1) -> How:
-    """How the evidence is found, ``times`` times: by the smaller matrix if it can be formed and factorised, else by probes."""
+def route(model: nn.Module, laplace: Laplace, memory: float | None = None) -> How:
+    """How the evidence is found: by the smaller matrix if it can be formed and factorised, else by probes."""
     device = next(model.parameters()).device
     weights, rows = int(laplace.sizes.sum()), laplace.samples * laplace.outputs
     few, work = min(weights, rows), weights * rows * min(weights, rows)
     size = next(model.parameters()).element_size()
     room = 40 * few**2 + (2 * size * rows * weights if rows < weights else 0)  # five matrices, and the Jacobian as it is joined
-    if few > FEW or times * work > WORK["cuda" if device.type == "cuda" else "cpu"] or room > 2 * budget(memory, device):
+    if few > FEW or work > WORK["cuda" if device.type == "cuda" else "cpu"] or room > 2 * budget(memory, device):
         return "probes"
     return "rows" if rows < weights else "weights"
 
 
-def refuse_other(model: nn.Module, data: Data, laplace: Laplace) -> None:
-    """Refuse weights or data that ``laplace`` was not taken at."""
+def refuse_other(model: nn.Module, data: Data, laplace: Laplace, prior: Prior) -> None:
+    """Refuse weights or data that ``laplace`` was not taken at, and a prior that is not over its paths, or not Gaussian."""
+    if prior.names != laplace.names:
+        raise ValueError(f"this prior is over {prior.names}, the evidence over {laplace.names}: use Prior(evidence.names)")
+    if math.isfinite(prior.nu):
+        raise ValueError("the Gauss-Newton matrix of the whole network is for Gaussian priors: pass nu=inf")
     moved = [
         site.name for site in sites(model) if not torch.equal(site.parameter, laplace.parameters[site.name].to(site.parameter))
     ]
