@@ -292,6 +292,15 @@ def test_a_collapse_within_an_epoch_is_seen_at_its_end(trained):
     assert (mean, late) == (pytest.approx(1.5), pytest.approx(6.0))
 
 
+def test_a_collapse_is_told_by_the_loss_at_the_end_of_an_epoch(trained, monkeypatch):
+    seen, losses = [], iter([(0.1, 0.2), (0.1, 9.0)])
+    monkeypatch.setattr("autosym.training.fitting._train_weights", lambda run, epoch: next(losses))
+    monkeypatch.setattr("autosym.training.fitting.lost", lambda run, loss: seen.append(loss))
+    fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), epochs=2, burn_in=0, every=1, lr=0.01)
+    assert seen == [0.2, 9.0]
+    assert [line["loss"] for line in fit.history] == [0.1, 0.1], "the history tells the mean"
+
+
 def test_an_epoch_of_few_batches_has_one_loss(trained):
     run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01, batch_size=12))
     starting.begin(run)
