@@ -17,7 +17,7 @@ from autosym.training.running import Run
 from autosym.training.snapshots import Start
 from autosym.training.starting import SLOWER, floor
 
-NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
+NEAR = 0.5  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 MOST = 12  # recoveries
 LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
