@@ -2,6 +2,7 @@
 
     python benchmarks/real.py --data DIR                            every run without a result, in benchmarks/results/real
     python benchmarks/real.py --data DIR --only 'cnn-*' --seconds 500   some of them; starts no new run after 500 seconds
+    python benchmarks/real.py --data DIR --paths where              with other free paths than F-FC
     python benchmarks/real.py --list                                the runs, the expert's answers, and which are done
     python benchmarks/real.py --table                               what happened, by cell: means over seeds
     python benchmarks/real.py --small                               a check in under a minute on a CPU, without DIR (needs scikit-learn)
@@ -132,7 +133,7 @@ def train_plainly(net: nn.Module, x: Tensor, y: Tensor, cell: Cell) -> None:
 
 
 def fitted(net: nn.Module, cell: Cell, train: Pair, test: Pair, work: Path, epochs: int) -> tuple[autosym.Fit, dict[str, Any]]:
-    """relax and fit by their defaults, from the checkpoint if there is one."""
+    """relax with the cell's free paths and fit by its defaults, from the checkpoint if there is one."""
     after: dict[str, Any] = {}
     seen = [time.perf_counter()]  # when the last epoch ended
 
@@ -144,7 +145,7 @@ def fitted(net: nn.Module, cell: Cell, train: Pair, test: Pair, work: Path, epoc
     torch.manual_seed(cell.seed)
     with watched(after):
         fit = autosym.fit(
-            autosym.relax(net, train[0][:8]),
+            autosym.relax(net, train[0][:8], paths=cell.paths),
             train,
             epochs=epochs,
             batch_size=cell.batch_size,
@@ -279,6 +280,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="the folder of MNIST and CIFAR-10")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose names match, as in 'cnn-*-10000-0'")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no new run after so many")
+    parser.add_argument("--paths", default="f-fc", help="the free paths that relax adds")
     parser.add_argument("--epochs", type=int, help="of fit: by default 20 with 10,000 samples or less, 12 with more")
     parser.add_argument("--images", type=int, help="no more training samples than these: to try it out")
     parser.add_argument("--results", type=Path, default=OUT, help="the folder of results")
@@ -287,7 +289,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", action="store_true", help=what)
     options = parser.parse_args()
     most = options.images or max(cell.images for cell in CELLS)
-    cells = dict.fromkeys(replace(cell, images=min(cell.images, most)) for cell in CELLS)
+    cells = dict.fromkeys(replace(cell, images=min(cell.images, most), paths=options.paths) for cell in CELLS)
     cells = [cell for cell in cells if fnmatch(cell.name, options.only)]
     if options.small:
         return small()

@@ -19,7 +19,8 @@ def print_table(results: Sequence[dict]) -> Counter[str]:
     """A row for each cell and a line of counts; returns the counts."""
     cells: dict[tuple, list[dict]] = {}
     for result in sorted(results, key=lambda r: [r["config"][k] for k in ("images", "network", "task", "seed")]):
-        cells.setdefault(tuple(result["config"][k] for k in ("network", "task", "images")), []).append(result)
+        kind = tuple(result["config"][k] for k in ("network", "task", "images"))
+        cells.setdefault((*kind, result["config"].get("paths", "f-fc")), []).append(result)
     wrong = [faults(runs) for runs in cells.values()]
     rows = [[*row(runs), ", ".join(+found)] for runs, found in zip(cells.values(), wrong, strict=True)]
     counts = sum(wrong, Counter())
@@ -42,7 +43,7 @@ def row(runs: Sequence[dict]) -> list[str]:
     cautions = Counter(caution for fit in fits for caution in fit["cautions"])
     words = {True: "yes", False: "no", None: "?"}
     return [
-        f"{config['network']} {config['task']} {config['images']}",
+        f"{config['network']} {config['task']} {config['images']} {config.get('paths', 'f-fc')}",
         str(len(runs)),
         arrows([mean(runs, stage, "accuracy") for stage in STAGES], ".2f"),
         arrows([mean(runs, stage, "log_evidence") for stage in STAGES[:3]], ".4f", config["images"]),

@@ -41,17 +41,20 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a network on so many training samples of a task, and the seed of everything."""
+    """One run: a network on so many training samples of a task, the seed of everything, and the free paths that relax adds."""
 
     network: str
     task: str
     images: int
     seed: int = 0
     width: int | None = None
+    paths: str = "f-fc"
 
     @property
     def name(self) -> str:
-        return f"{self.network}-{self.task}-{self.images}-{self.seed}"
+        """As the file of its result is called."""
+        paths = "" if self.paths == "f-fc" else f"-{self.paths.replace(':', '')}"
+        return f"{self.network}-{self.task}-{self.images}-{self.seed}{paths}"
 
     @property
     def augment(self) -> Augment | None:
