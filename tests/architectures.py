@@ -8,7 +8,7 @@ import autosym
 from autosym.linear.path import Path
 from autosym.nn import nets
 from autosym.nn.layers import Affine, Factored, Relaxed
-from autosym.surgery.merging import Offset, Polyphase, Sum, TwoFactors
+from autosym.surgery.merging import Modulation, Offset, Polyphase, Sum, TwoFactors
 
 
 class LeNet(nn.Module):
@@ -115,6 +115,24 @@ class Sequences(nn.Module):
         return self.out(self.encoder(x).flatten(1))
 
 
+class Volumes(nn.Module):
+    """Conv3d of several forms, batch normalisation, a dense layer on flattened volumes."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv3d(1, 4, 3, padding=1),
+            nn.BatchNorm3d(4),
+            nn.ReLU(),
+            nn.Conv3d(4, 4, (1, 3, 3), (1, 2, 2), (0, 1, 1), groups=2, padding_mode="circular"),
+            nn.ReLU(),
+        )
+        self.out = nn.Linear(4 * 4 * 2 * 3, 3)
+
+    def forward(self, x):
+        return self.out(self.encoder(x).flatten(1))
+
+
 class Grouped(nn.Module):
     """Depthwise and pointwise, grouped, circular padding."""
 
@@ -210,6 +228,7 @@ ARCHITECTURES = {
     "resnet": (ResNet, (1, 8, 8)),
     "u-net encoder": (UNetEncoder, (1, 8, 8)),
     "conv1d": (Sequences, (2, 16)),
+    "conv3d": (Volumes, (1, 4, 4, 6)),
     "grouped": (Grouped, (4, 6, 6)),
     "mixer": (Mixer, (1, 8, 8)),
     "functional": (Functional, (1, 8, 8)),
@@ -225,6 +244,7 @@ RELAXED = {
     "resnet": ("stem.0", "layer1.conv1", "layer1.conv2", "layer2.conv1", "layer2.conv2", "layer2.downsample.0"),
     "u-net encoder": ("down1.0", "down2.0", "merge", "head"),
     "conv1d": ("encoder.0", "encoder.3", "out"),
+    "conv3d": ("encoder.0", "encoder.3", "out"),
     "grouped": ("depthwise", "pointwise", "grouped"),
     "mixer": ("patches",),
     "functional": ("conv", "layers.1", "out"),
@@ -241,7 +261,7 @@ def built(name, dtype=torch.float32):
     for _ in range(2):
         model(torch.randn(16, *shape, dtype=dtype))
     for module in model.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)):
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm)):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.3)
     return model.eval(), torch.randn(8, *shape, dtype=dtype)
@@ -271,11 +291,11 @@ def net(name, dtype=torch.float64):
     return shaken(model.to(dtype)), torch.randn(8, 2, 8, 8, dtype=dtype)
 
 
-SMALL = (Polyphase, TwoFactors, Offset, Sum)
+SMALL = (Polyphase, TwoFactors, Offset, Sum, Modulation)
 
 
 def assert_plain(model, own):
-    """Every module is one of torch's, one of the four small ones, or a class of the user's own."""
+    """Every module is one of torch's, one of the five small ones, or a class of the user's own."""
     for name, module in model.named_modules():
         ordinary = type(module).__module__.startswith("torch.nn") or type(module) in SMALL
         assert ordinary or type(module) in own, f"{name} is {type(module).__name__}"
@@ -287,6 +307,7 @@ FROZEN = {
     "resnet": ("stem.1", "layer1.bn1", "layer1.bn2", "layer2.bn1", "layer2.bn2", "layer2.downsample.1"),
     "u-net encoder": ("down1.1", "down2.1", "up"),
     "conv1d": ("encoder.1",),
+    "conv3d": ("encoder.1",),
     "mixer": ("norm1", "norm2"),
     "functional": ("",),
 }

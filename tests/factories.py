@@ -9,11 +9,12 @@ from torch import Tensor, distributions
 
 from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from autosym.linear.conv import Conv
-from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.dense import Bias, Centred, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.linear.where import Where, WhereBias
 from autosym.nn import layers
 from own import Cross, Gained, Mix, RowMean
 
@@ -46,6 +47,23 @@ def sparse_paths():
         yield f"sparse out {kind}", lambda learn=learn: SparseOut(3, (5, 2, 4), 3, *learn), (5, 3)
 
 
+def where_paths():
+    """Waves of position: on sequences, images and volumes, of every form; the last ones on maps of another size than made for."""
+    yield "where", lambda: Where(2, 3, (5, 4), 4), (2, 5, 4)
+    yield "where 8", lambda: Where(2, 3, (4, 4), 8), (2, 4, 4)
+    yield "where all", lambda: Where(2, 1, (4, 3), 11, 1), (2, 4, 3)
+    yield "where stride", lambda: Where(2, 3, (3, 2), 3, 3, 2), (2, 6, 4)
+    yield "where groups", lambda: Where(4, 6, (5, 5), 4, 3, groups=2), (4, 5, 5)
+    yield "where zeros own form", lambda: Where(4, 2, (2, 4), 3, (2, 3), (2, 1), (1, 1, 0, 1), 1, 2, "zeros"), (4, 4, 4)
+    yield "where reflect", lambda: Where(2, 2, (4, 5), 4, padding_mode="reflect", dilation=2), (2, 4, 5)
+    yield "where on sequences", lambda: Where(2, 3, (6,), 2, dims=1), (2, 6)
+    yield "where on volumes", lambda: Where(2, 2, (3, 4, 3), 6, dims=3), (2, 3, 4, 3)
+    yield "where of a Nyquist wave on a larger map", lambda: Where(2, 3, (2, 4), 3), (2, 5, 6)
+    yield "where on a larger map", lambda: Where(2, 3, (3, 3), 4), (2, 5, 6)
+    yield "bias of waves", lambda: WhereBias((3, 4, 5), 4), (3, 4, 5)
+    yield "bias of waves on a larger map", lambda: WhereBias((3, 4), 3), (3, 6)
+
+
 # name, constructor, shape of one input
 PATHS = [
     pytest.param(*case, id=case[0])
@@ -71,10 +89,19 @@ PATHS = [
         ("conv no padding", lambda: Conv(2, 3, 3, padding=(0, 0, 0, 0)), (2, 4, 5)),
         ("conv reflect", lambda: Conv(2, 2, 3, padding_mode="reflect"), (2, 4, 5)),
         ("conv replicate", lambda: Conv(2, 2, 3, padding_mode="replicate"), (2, 4, 5)),
-        ("conv sequences", lambda: Conv(2, 3, (1, 3), sequences=True), (2, 6)),
-        ("conv sequences own form", lambda: Conv(4, 6, (1, 3), (1, 2), (2, 1, 0, 0), (1, 2), 2, "zeros", True), (4, 9)),
-        ("conv sequences reflect", lambda: Conv(2, 3, (1, 3), padding_mode="reflect", sequences=True), (2, 6)),
+        ("conv sequences", lambda: Conv(2, 3, 3, dims=1), (2, 6)),
+        ("conv sequences own form", lambda: Conv(4, 6, 3, 2, (2, 1), 2, 2, "zeros", 1), (4, 9)),
+        ("conv sequences reflect", lambda: Conv(2, 3, 3, padding_mode="reflect", dims=1), (2, 6)),
+        ("conv volumes", lambda: Conv(2, 3, (3, 1, 3), dims=3), (2, 3, 2, 4)),
+        (
+            "conv volumes own form",
+            lambda: Conv(4, 2, (3, 2, 3), (2, 1, 2), (1, 2, 0, 1, 2, 0), (1, 2, 1), 2, "zeros", 3),
+            (4, 4, 3, 5),
+        ),
+        ("conv volumes reflect", lambda: Conv(2, 2, 3, padding_mode="reflect", dims=3), (2, 3, 2, 4)),
+        *where_paths(),
         ("pool", lambda: Pool(3, 4, 5), (12,)),
+        ("centred", lambda: Centred(3, 4, 5), (12,)),
         ("factored in", lambda: FactoredIn((2, 4, 3), 5), (2, 4, 3)),
         ("factored out", lambda: FactoredOut(3, (5, 2, 4)), (5, 3)),
         ("factored in on sequences", lambda: FactoredIn((2, 7), 5), (2, 7)),
@@ -82,6 +109,7 @@ PATHS = [
         ("bias of units", lambda: Bias((3,)), (4,)),
         ("bias of outputs", lambda: Bias((3, 2, 2)), (2, 4, 4)),
         ("bias of channels", lambda: Bias((3, 1, 1), (3, 2, 4)), (2, 2, 4)),
+        ("bias of channels of any size", lambda: Bias((3, 1, 1), (3, 2, 4), any_size=True), (3, 5, 3)),
         ("bias of positions", lambda: Bias((1, 2, 4), (3, 2, 4)), (3, 2)),
         ("bias of hidden channels", lambda: Bias((3, 1), (3, 2)), (2, 4, 4)),
         ("bias of units expand", lambda: Bias((3,), expand=True), (4,)),
@@ -104,6 +132,7 @@ LAYERS = {
     "fc": lambda: layers.fc((2, 4, 6), (3, 4, 6)),
     "conv": lambda: layers.conv((2, 4, 6), (3, 4, 6)),
     "f-fc": lambda: layers.Factored((2, 4, 6), (3, 4, 6)),
+    "where": lambda: layers.where((2, 4, 6), (3, 4, 6)),
     "s-conv": lambda: layers.s_conv((2, 4, 6), (3, 4, 6), 4),
     "s-fc": lambda: layers.SparseFactored((2, 4, 6), (3, 4, 6), 12, 8),
     "s-conv omega": lambda: layers.s_conv((2, 4, 6), (3, 4, 6), 4, learn_omega=True),

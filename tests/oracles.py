@@ -1,5 +1,6 @@
 """Slow, dense and obviously right, in float64: what the fast code is compared with."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -54,37 +55,33 @@ def kron_blocks(curvature: Curvature, name: str) -> Tensor:
     return torch.stack([torch.kron(G, A) for A, G in zip(factors.A, factors.G, strict=True)])
 
 
-def patch(path: Conv, image: Tensor, row: int, column: int) -> Tensor:
+def patch(path: Conv, image: Tensor, position: tuple[int, ...]) -> Tensor:
     """What the filters see at one output position: (C, height, width), pixel by pixel, with its own idea of padding."""
-    channels, height, width = image.shape
-    left, _, top, _ = path.padding
-    seen = torch.zeros(channels, *path.kernel_size, dtype=image.dtype)
-    for i in range(path.kernel_size[0]):
-        for j in range(path.kernel_size[1]):
-            r = row * path.stride[0] + i * path.dilation[0] - top
-            c = column * path.stride[1] + j * path.dilation[1] - left
-            if path.padding_mode == "circular":
-                seen[:, i, j] = image[:, r % height, c % width]
-            elif 0 <= r < height and 0 <= c < width:
-                seen[:, i, j] = image[:, r, c]
+    size, before = image.shape[1:], path.padding[-2::-2]  # the first axis first
+    seen = torch.zeros(len(image), *path.kernel_size, dtype=image.dtype)
+    for offset in itertools.product(*map(range, path.kernel_size)):
+        axes = zip(position, path.stride, offset, path.dilation, before, strict=True)
+        place = [p * s + u * d - b for p, s, u, d, b in axes]
+        if path.padding_mode == "circular":
+            place = [p % n for p, n in zip(place, size, strict=True)]
+        if all(0 <= p < n for p, n in zip(place, size, strict=True)):
+            seen[(slice(None), *offset)] = image[(slice(None), *place)]
     return seen
 
 
 def expand_factors(path: Conv, inputs: Tensor, cotangents: Tensor) -> tuple[Tensor, Tensor]:
     """KFAC-expand of a convolution by loops. ``cotangents``: (N, columns of the output Hessian's root, C', H', W')."""
     groups, out, size = path.weight.shape
-    samples, _, _, height, width = cotangents.shape
+    samples, positions = len(inputs), list(itertools.product(*map(range, cotangents.shape[3:])))
     A, G = (torch.zeros(groups, d, d, dtype=inputs.dtype) for d in (size, out))
-    for n in range(samples):
-        for r in range(height):
-            for c in range(width):
-                a = patch(path, inputs[n], r, c).reshape(groups, size)
-                for k in range(groups):
-                    A[k] += torch.outer(a[k], a[k]) / samples
-                for cotangent in cotangents[n]:
-                    g = cotangent[:, r, c].reshape(groups, out)
-                    for k in range(groups):
-                        G[k] += torch.outer(g[k], g[k]) / (height * width)
+    for n, position in itertools.product(range(samples), positions):
+        a = patch(path, inputs[n], position).reshape(groups, size)
+        for k in range(groups):
+            A[k] += torch.outer(a[k], a[k]) / samples
+        for cotangent in cotangents[n]:
+            g = cotangent[(slice(None), *position)].reshape(groups, out)
+            for k in range(groups):
+                G[k] += torch.outer(g[k], g[k]) / len(positions)
     return A, G
 
 

@@ -75,12 +75,11 @@ class First(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "shape", "name"),
     [
-        (nn.Conv3d(1, 2, (1, 3, 2)), (1, 3, 4, 2), "odd.weight of Conv3d"),
         (nn.ConvTranspose2d(2, 3, 2), (2, 3, 4), "odd.weight of ConvTranspose2d"),
         (First(nn.GRU(4, 3, batch_first=True)), (6, 4), "odd.layer.weight_ih_l0 of GRU"),
         (nn.Bilinear(4, 4, 2), None, "weight of Bilinear"),
     ],
-    ids=["Conv3d", "ConvTranspose2d", "GRU", "Bilinear"],
+    ids=["ConvTranspose2d", "GRU", "Bilinear"],
 )
 def test_layers_that_are_no_path(layer, shape, name):
     model = with_layer(layer, shape) if shape else layer

@@ -88,7 +88,7 @@ def test_a_factor_that_starts_at_zero_steps_in_the_size_that_matches_the_convolu
     assert fit.model is relaxed
 
 
-# ---- Conv1d in the evidence
+# ---- Conv1d and Conv3d in the evidence
 
 
 FORMS = [
@@ -100,22 +100,23 @@ FORMS = [
 ]
 
 
+@pytest.mark.parametrize(("kind", "size"), [(nn.Conv1d, (9,)), (nn.Conv3d, (5, 6, 5))], ids=["1-d", "3-d"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_a_plain_conv1d_is_read_as_a_convolution_of_one_row(form):
+def test_a_plain_convolution_of_sequences_or_volumes_is_read_as_one(form, kind, size):
     torch.manual_seed(0)
-    line = nn.Sequential(nn.Conv1d(4, 6, 3, **form), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
-    line(torch.randn(1, 4, 9))
-    line = randomised(line)
-    x, y = draw("categorical", 5, (4, 9))
-    found = curvature(line, (x, y))
-    (site,) = [s for s in sites(line) if s.name == "0.weight"]
-    path = site.path(x, line[0](x))
+    model = nn.Sequential(kind(4, 2, 3, **form), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
+    model(torch.randn(1, 4, *size))
+    model = randomised(model)
+    x, y = draw("categorical", 2 if len(size) > 1 else 5, (4, *size))
+    found = curvature(model, (x, y))
+    (site,) = [s for s in sites(model) if s.name == "0.weight"]
+    path = site.path(x, model[0](x))
     assert isinstance(path, Conv)
-    own = Conv(*_arguments(path), sequences=True).double()
-    own.weight.data = line[0].weight.detach().reshape(own.weight.shape)
-    assert_close(own(x) + line[0].bias[:, None], line[0](x), **EXACT)
-    roots = _cotangents(line, x)
-    A, G = oracles.expand_factors(path, x[:, :, None], roots[:, :, :, None])
+    own = Conv(*_arguments(path), dims=len(size)).double()
+    own.weight.data = model[0].weight.detach().reshape(own.weight.shape)
+    bias = model[0].bias.reshape(-1, *(1 for _ in size))
+    assert_close(own(x) + bias, model[0](x), **EXACT)
+    A, G = oracles.expand_factors(path, x, _cotangents(model, x))
     assert_close(found.factors["0.weight"].A, A, **EXACT)
     assert_close(found.factors["0.weight"].G, G, **EXACT)
 

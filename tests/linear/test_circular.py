@@ -43,7 +43,7 @@ def test_wrap_takes_positions_around_the_sides(shape, kernel):
 def test_wrap_by_one_gather_is_the_same(kernel):
     """The form on a GPU, from a table of positions."""
     x = maps(2, 3, 4, 6)
-    table = circular._around(4, 6, kernel[0] // 2, kernel[1] // 2, x.device)
+    table = circular._around((4, 6), (kernel[0] // 2, kernel[1] // 2), x.device)
     assert torch.equal(x.flatten(-2)[..., table], around(x, kernel))
 
 

@@ -106,7 +106,7 @@ FAULTS = {
         'v.weight.repeat_interleave(v.positions, 1) / v.positions', 'v.weight.repeat_interleave(v.positions, 1)',
         "surgery/test_hardening.py"),
     "plain: padding of the other side": Fault("surgery/merging.py",
-        "make((left,) if sequences else (top, left))", "make((left,) if sequences else (left, top))",
+        "make(padding[::-2])", "make(padding[::2])",
         "surgery/test_hardening.py"),
     "plain: the inner bias of a factored path is lost": Fault("surgery/merging.py",
         'constants = [v.constant for v in values if isinstance(v, (Matrix, Factors))]',

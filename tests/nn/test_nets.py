@@ -62,6 +62,7 @@ def test_parameter_counts_per_block(name):
         "f-fc": lambda c, hw, d, kl: c * d * (hw + kl) + d + kl,
         "s-conv": lambda c, hw, d, kl: 7 * c * d + d,
         "s-fc": lambda c, hw, d, kl: c * d * (hw // 2 + max(1, kl // 2)) + d,
+        "where": lambda c, hw, d, kl: (9 * c * d + d) * {2: 1, 8: 3}.get(kl, 4),  # 1x2 and 2x4 maps have fewer waves
         "gconv:c4": lambda c, hw, d, kl: 9 * c * d // 4 + d // 4,  # a filter over all lifted channels for each field
     }
     order = 4 if "gconv" in name else 1
@@ -293,7 +294,7 @@ def test_the_mean_of_paths_starts_with_the_variance_of_one(name, start, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "mlp"}, "unknown network 'mlp': join different paths of fc, f-fc, s-fc, conv, s-conv and gconv:GROUP"),
+        ({"name": "mlp"}, "unknown network 'mlp': join different paths of fc, f-fc, s-fc, where, conv, s-conv and gconv:GROUP"),
         ({"name": "conv+conv"}, "unknown network 'conv[+]conv'"),
         ({"in_shape": (32, 32)}, r"in_shape must be \(channels, height, width\), got \(32, 32\)"),
         ({"channels": (1, 2)}, "2 channels and 8 strides"),

@@ -31,7 +31,7 @@ def count(model):
 # ---- the same function
 
 
-@pytest.mark.parametrize("paths", ["f-fc", "fc", "s-fc", "f-fc+fc"])
+@pytest.mark.parametrize("paths", ["f-fc", "fc", "s-fc", "f-fc+fc", "where", "where:8", "where+f-fc", "fc+where"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_nothing_dropped_is_the_same_function(name, paths):
     model, x = relaxed(name, paths)
@@ -106,7 +106,7 @@ def test_padding_that_differs_by_side(padding, mode, expected):
 
 
 def test_sequences_padded_by_side():
-    conv = Conv(2, 3, (1, 3), (1, 2), (2, 0, 0, 0), padding_mode="zeros", sequences=True).double()
+    conv = Conv(2, 3, 3, 2, (2, 0), padding_mode="zeros", dims=1).double()
     x = torch.randn(2, 2, 7, dtype=torch.float64)
     assert_close(merging.plain("conv", conv)(x), conv(x))
 
@@ -159,7 +159,7 @@ def test_a_free_path_in_use_is_not_dropped():
 def test_what_is_dropped_together_stays_within_the_tolerance():
     model, x = relaxed("vgg")
     alone = autosym.harden(model, (x, labels()), tolerance=0.0).hardening
-    tolerance = 1.01 * max(part.change for part in alone.parts if part.part == "bias")
+    tolerance = min(0.9, 1.01 * max(part.change for part in alone.parts if part.part == "bias"))
     record = autosym.harden(model, (x, labels()), tolerance=tolerance).hardening
     candidates = [part for part in record.parts if part.change <= tolerance]
     dropped = [part for part in candidates if part.dropped]
@@ -327,7 +327,7 @@ def test_the_weights_of_one_path_stay():
 def test_a_pool_that_is_all_a_dense_layer_needs():
     model, x = relaxed("lenet")
     with torch.no_grad():
-        model.fc1["fc"].weight.zero_()
+        model.fc1["rest"].weight.zero_()
     hard = autosym.harden(model, (x, labels()), tolerance=1e-9)
     assert isinstance(hard.fc1[-1], nn.Linear)
     assert hard.fc1[-1].in_features == 6

@@ -1,7 +1,7 @@
 """Sites: which path owns which parameter of a model, and the hooks that show each path its inputs and cotangents.
 
-autosym's paths own their weight. torch's Linear, Conv1d, Conv2d and normalisation layers are read as paths; the modules are not
-changed.
+autosym's paths own their weight. torch's Linear, Conv1d, Conv2d, Conv3d and normalisation layers are read as paths; the modules are
+not changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from autosym.linear.conv import Conv, form_of
+from autosym.linear.conv import CONVOLUTIONS, Conv, form_of
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
 from autosym.linear.normalisation import NORMALISATIONS, WIDEST, Scale, affine_shape, normalised, too_wide
@@ -32,7 +32,7 @@ class Site:
 def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
     """Every trainable parameter with the path that owns it. Frozen parameters are point estimates, outside the evidence.
 
-    Paths own their weight. torch's Linear, Conv1d and Conv2d are read as Dense or Conv, and Bias; BatchNorm, LayerNorm and GroupNorm
+    Paths own their weight. torch's Linear and convolutions are read as Dense or Conv, and Bias; BatchNorm, LayerNorm and GroupNorm
     as Scale and Bias. Anything else is refused.
     """
     check_module(model)
@@ -50,8 +50,8 @@ def sites(model: nn.Module, expand_bias: bool = False) -> list[Site]:
             if path is None:
                 raise ValueError(
                     f"no path owns the parameter {full} of {type(module).__name__}: the evidence covers autosym's paths, "
-                    "nn.Linear, nn.Conv1d, nn.Conv2d, BatchNorm, LayerNorm and GroupNorm; freeze it by requires_grad_(False) to keep "
-                    "it as a point estimate"
+                    "nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, BatchNorm, LayerNorm and GroupNorm; freeze it by "
+                    "requires_grad_(False) to keep it as a point estimate"
                 )
             if type(module) in NORMALISATIONS and too_wide(module):
                 raise ValueError(
@@ -107,8 +107,8 @@ def frames(sites: Sequence[Site], scaled_rows: bool = False) -> dict[str, Frame]
 
 def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tensor, Tensor], Definition] | None:
     """How to read a parameter of a module as a path: autosym's paths as they are, torch's layers as Dense, Conv and Bias."""
-    if isinstance(module, Bias) and name == "weight" and expand_bias:
-        return lambda *_: _definition(Bias, module.shape, module.out_shape, True)
+    if type(module) is Bias and name == "weight" and expand_bias:
+        return lambda _, y: _definition(Bias, module.shape, tuple(y.shape[1:]) if module.any_size else module.out_shape, True)
     if isinstance(module, Path):
         own = module.definition(name)
         return None if own is None else lambda x, _: own(x)
@@ -116,7 +116,7 @@ def _path_of(module: nn.Module, name: str, expand_bias: bool) -> Callable[[Tenso
         return lambda *_: _definition(Dense, (module.in_features,), (module.out_features,))
     if type(module) is nn.Linear and name == "bias":
         return lambda _, y: _definition(Bias, (1,) * (y.dim() - 2) + (y.shape[-1],), tuple(y.shape[1:]), expand_bias)
-    if isinstance(module, (nn.Conv1d, nn.Conv2d)) and type(module) in (nn.Conv1d, nn.Conv2d):  # not a subclass
+    if isinstance(module, CONVOLUTIONS) and type(module) in CONVOLUTIONS:  # not a subclass
         if name == "weight":
             return lambda *_: _definition(Conv, *form_of(module))
         return lambda _, y: _definition(Bias, (y.shape[1],) + (1,) * (y.dim() - 2), tuple(y.shape[1:]), expand_bias)

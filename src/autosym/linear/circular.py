@@ -6,40 +6,44 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
+
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the dimensions of a map
+GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}  # in the filters
 
 
 def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
-    """Pad the map (..., H, W) circularly, by as much as a centred filter reaches."""
-    reach = [k // 2 for k in kernel_size]
-    if any(r > n for r, n in zip(reach, x.shape[-2:], strict=True)):
-        raise ValueError(
-            f"a {kernel_size[0]}x{kernel_size[1]} filter reaches around a map of {tuple(x.shape[-2:])} more than once"
-        )
+    """Pad the map (..., H, W), or of other dimensions, circularly, by as much as a centred filter reaches."""
+    reach, size = tuple(k // 2 for k in kernel_size), tuple(x.shape[-len(kernel_size) :])
+    if any(r > n for r, n in zip(reach, size, strict=True)):
+        raise ValueError(f"a {'x'.join(map(str, kernel_size))} filter reaches around a map of {size} more than once")
     if not any(reach):
         return x
     if not x.is_cuda:
-        return F.pad(x, (reach[1], reach[1], reach[0], reach[0]), "circular")
-    positions = _around(x.shape[-2], x.shape[-1], *reach, x.device)  # one gather is one kernel; copying the sides takes five
-    return x.flatten(-2).index_select(-1, positions.flatten()).unflatten(-1, positions.shape)
+        return F.pad(x, [r for side in reversed(reach) for r in (side, side)], "circular")
+    positions = _around(size, reach, x.device)  # one gather is one kernel; copying the sides takes two for each side, and one
+    return x.flatten(-len(size)).index_select(-1, positions.flatten()).unflatten(-1, positions.shape)
 
 
 @cache
-def _around(height: int, width: int, up: int, left: int, device: torch.device) -> Tensor:
+def _around(size: tuple[int, ...], reach: tuple[int, ...], device: torch.device) -> Tensor:
     """Positions in a flat map, padded circularly."""
-    rows, columns = torch.arange(-up, height + up) % height, torch.arange(-left, width + left) % width
-    return (rows[:, None] * width + columns).to(device)
+    positions = torch.zeros((), dtype=torch.long)
+    for n, r in zip(size, reach, strict=True):
+        positions = positions[..., None] * n + torch.arange(-r, n + r) % n
+    return positions.to(device)
 
 
-def patches(x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)) -> Tensor:
+def patches(
+    x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] | None = None, dilation: Sequence[int] | None = None
+) -> Tensor:
     """What a filter sees at every position of a (padded) map, without a copy: (B, C, H', W', height, width)."""
-    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[-2:], kernel_size, stride, dilation, strict=True)]
+    dims = len(kernel_size)
+    stride, dilation = stride or (1,) * dims, dilation or (1,) * dims
+    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[-dims:], kernel_size, stride, dilation, strict=True)]
     along = x.stride()
-    steps = (
-        *(s * a for s, a in zip(stride, along[-2:], strict=True)),
-        *(d * a for d, a in zip(dilation, along[-2:], strict=True)),
-    )
-    return x.as_strided((*x.shape[:-2], *sizes, *kernel_size), (*along[:-2], *steps))
+    steps = [by * a for steps in (stride, dilation) for by, a in zip(steps, along[-dims:], strict=True)]
+    return x.as_strided((*x.shape[:-dims], *sizes, *kernel_size), (*along[:-dims], *steps))
 
 
 def circular_conv(x: Tensor, filters: Tensor) -> Tensor:
@@ -57,7 +61,7 @@ class _CircularConv(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, filters: Tensor) -> Tensor:
-        return F.conv2d(wrap(x, filters.shape[-2:]), filters)
+        return CONVOLVE[x.dim() - 2](wrap(x, filters.shape[2:]), filters)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -66,10 +70,10 @@ class _CircularConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, filters = ctx.saved_tensors
-        wants_x, wants_filters = ctx.needs_input_grad
+        (wants_x, wants_filters), dims = ctx.needs_input_grad, x.dim() - 2
         return (
-            circular_conv(g, filters.flip(2, 3).transpose(0, 1)) if wants_x else None,
-            conv2d_weight(wrap(x, filters.shape[-2:]), filters.shape, g) if wants_filters else None,
+            circular_conv(g, filters.flip([*range(2, filters.dim())]).transpose(0, 1)) if wants_x else None,
+            GRADIENTS[dims](wrap(x, filters.shape[2:]), filters.shape, g) if wants_filters else None,
         )
 
 

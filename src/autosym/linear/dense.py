@@ -1,4 +1,4 @@
-"""Dense maps: of all inputs, of the mean over positions, and a constant."""
+"""Dense maps: of all inputs, of the mean over positions, of the rest, and a constant."""
 
 import math
 from collections.abc import Sequence
@@ -58,15 +58,53 @@ class Pool(Path):
         return Pooled(self.weight[0], self.positions)
 
 
+class Centred(Path):
+    """Dense on what the mean over positions leaves, y = W (x[c, p] - mean_p x[c, p]), for flattened maps (B, C P); K = S = 1.
+
+    ``Pool`` sees the mean and this path the rest, so they share nothing.
+    """
+
+    in_shape: tuple[int, ...]
+
+    def __init__(self, channels: int, positions: int, outputs: int):
+        super().__init__(1, outputs, channels * positions, bound=(channels * positions) ** -0.5)
+        self.positions, self.in_shape = positions, (channels * positions,)
+
+    def columns(self, x: Tensor) -> Tensor:
+        return self._centred(x)[:, None, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, 0, 0]
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g[:, None, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self._centred(x), self.weight[0])
+
+    def plain(self, in_shape: Sequence[int] | None) -> Matrix:
+        return Matrix(self._centred(self.weight[0]), self.in_shape, (self.weight.shape[1],))
+
+    def _centred(self, x: Tensor) -> Tensor:
+        maps = x.unflatten(1, (-1, self.positions))
+        return (maps - maps.mean(-1, keepdim=True)).flatten(1)
+
+
 class Bias(Path):
     """One constant column, y = b broadcast from ``shape`` to ``out_shape``; K = in = 1.
 
     By default S = 1 and ``place`` broadcasts, so the curvature block is the exact GGN. With ``expand`` the broadcast positions
-    are shared: outer products are summed over them, as in laplace-torch. Use this only for comparison.
+    are shared: outer products are summed over them, as in laplace-torch. Use this only for comparison. With ``any_size`` its
+    input is the tensor that it is added to, and ``out_shape`` is the shape of that.
     """
 
-    def __init__(self, shape: Sequence[int], out_shape: Sequence[int] | None = None, expand: bool = False):
+    any_size = False  # whether ``forward`` takes the output that it is added to, of any size, and not the layer's input
+
+    def __init__(
+        self, shape: Sequence[int], out_shape: Sequence[int] | None = None, expand: bool = False, any_size: bool = False
+    ):
         super().__init__(1, math.prod(shape), 1, bound=0.0)
+        self.any_size = self.any_size or any_size
         self.shape, self.out_shape, self.expand = tuple(shape), tuple(out_shape or shape), expand
         fits = len(self.shape) == len(self.out_shape) and all(
             own in (1, full) for own, full in zip(self.shape, self.out_shape, strict=True)
@@ -89,7 +127,7 @@ class Bias(Path):
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
         if not self.expand:
-            return h.reshape(-1, *self.shape).expand(-1, *self.out_shape)
+            return h.reshape(-1, *self.shape).expand(-1, *self._full(x))
         permuted = h.reshape(-1, *(self.out_shape[axis - 1] for axis in self.order))
         return permuted.permute(0, *(self.order.index(axis) + 1 for axis in range(1, len(self.shape) + 1)))
 
@@ -99,7 +137,7 @@ class Bias(Path):
         return g.permute(0, *self.order).reshape(g.shape[0], self.positions, 1, -1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight.view(1, *self.shape).expand(x.shape[0], *self.out_shape)
+        return self.weight.view(1, *self.shape).expand(x.shape[0], *self._full(x))
 
     def plain(self, in_shape: Sequence[int] | None) -> None:
         """None: other layers add it as their ``offset``."""
@@ -107,3 +145,6 @@ class Bias(Path):
     def values(self) -> Tensor:
         """b, in a shape that broadcasts to the output."""
         return self.weight.view(self.shape)
+
+    def _full(self, x: Tensor) -> tuple[int, ...]:
+        return tuple(x.shape[1:]) if self.any_size else self.out_shape

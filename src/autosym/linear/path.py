@@ -126,7 +126,9 @@ class Path(nn.Module):
         """The weights as maps (n, height, width), from the plain form if it needs no input shape; None if there are no maps."""
         form = self.plain(None)
         if isinstance(form, Convolution):
-            return form.filters.flatten(0, 1)
+            return form.filters.reshape(
+                -1, *(1, *form.filters.shape[2:])[-2:]
+            )  # a sequence is a map of height 1, a volume several maps
         return form.weight.reshape(-1, *form.in_shape[1:]) if isinstance(form, Matrix) and len(form.in_shape) == 3 else None
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:

@@ -1,4 +1,4 @@
-"""Linear maps in plain torch: four kinds. ``harden`` adds up maps of the same kind."""
+"""Linear maps in plain torch: five kinds. ``harden`` adds up maps of the same kind."""
 
 import math
 from collections.abc import Sequence
@@ -46,24 +46,35 @@ class Factors:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """``filters`` (C', C / groups, height, width); ``padding`` is (left, right, top, bottom). Sequences are maps of height 1."""
+    """``filters`` (C', C / groups, height, width), or of other dimensions; ``padding`` is (left, right, top, bottom), last axis first.
+
+    ``stride`` and ``dilation`` have one number for each axis, or are () for 1.
+    """
 
     filters: Tensor
-    padding: tuple[int, int, int, int]
-    stride: tuple[int, int] = (1, 1)
-    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
     groups: int = 1
     padding_mode: str = "circular"
-    sequences: bool = False
 
     @property
     def form(self) -> tuple:
         """What convolutions must have in common to be added up."""
-        kernel = tuple(self.filters.shape[-2:])
-        return kernel, self.stride, self.padding, self.dilation, self.groups, self.padding_mode, self.sequences
+        kernel = tuple(self.filters.shape[2:])
+        ones = (1,) * len(kernel)
+        return kernel, self.stride or ones, self.padding, self.dilation or ones, self.groups, self.padding_mode
 
 
-Plain = Matrix | Pooled | Factors | Convolution
+@dataclass(frozen=True, eq=False)
+class Modulated:
+    """sum_k phi_k(p) (W_k * x)(p): ``convolution`` has the filters of all k, by group, then k; ``phi`` is (K, *size)."""
+
+    convolution: Convolution
+    phi: Tensor
+
+
+Plain = Matrix | Pooled | Factors | Convolution | Modulated
 
 
 def units(in_shape: Sequence[int], like: Tensor, which: Tensor | None = None) -> Tensor:

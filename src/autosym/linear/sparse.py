@@ -194,7 +194,7 @@ class SparseIn(Sparse):
     def __init__(
         self, in_shape: Sequence[int], out_channels: int, anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
-        channels, height, width = (in_shape[0], *(1, *in_shape[1:])[-2:])  # a sequence is a map of height 1
+        channels, height, width = _planar(in_shape)
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, out_channels, anchors, bound=0.0)
         self.in_shape, self.basis = tuple(in_shape), basis
@@ -224,7 +224,7 @@ class SparseOut(Sparse):
     def __init__(
         self, in_channels: int, out_shape: Sequence[int], anchors: int, learn_omega: bool = False, learn_z: bool = False
     ):
-        channels, height, width = (out_shape[0], *(1, *out_shape[1:])[-2:])
+        channels, height, width = _planar(out_shape)
         basis = Basis(grid(height, width), anchors, learn_omega, learn_z)
         super().__init__(channels, anchors, in_channels, bound=0.0)
         self.out_shape, self.basis = tuple(out_shape), basis
@@ -244,6 +244,14 @@ class SparseOut(Sparse):
     def through(self, x: Tensor, basis: Tensor) -> Tensor:
         values = (x.transpose(0, 1) @ self.weight.mT).transpose(0, 1)  # (B, C', P)
         return (values @ basis).reshape(len(x), *self.out_shape)
+
+
+def _planar(shape: Sequence[int]) -> tuple[int, int, int]:
+    """(channels, height, width) of a map; a sequence is a map of height 1."""
+    if not 2 <= len(shape) <= 3:
+        raise ValueError(f"a sparse path has anchors on sequences and images, not on maps {tuple(shape)}: use f-fc or fc")
+    channels, height, width = (shape[0], *(1, *shape[1:])[-2:])
+    return channels, height, width
 
 
 def grid(height: int, width: int) -> Tensor:

@@ -14,7 +14,7 @@ from operator import and_
 import torch
 from torch import Tensor, nn
 
-from autosym.linear.conv import Conv
+from autosym.linear.conv import CONVOLUTIONS, Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.factored import FactoredIn, FactoredOut
 from autosym.linear.group_conv import GroupConv
@@ -22,9 +22,10 @@ from autosym.linear.groups import Group
 from autosym.linear.path import NOTHING, Kept, Path
 from autosym.linear.plain import Factors, Plain, matrix_of
 from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
+from autosym.linear.where import Where, WhereBias, fitting_waves
 from autosym.runtime.graphs import beside
 
-TORCH = {nn.Conv1d: Conv.keeps, nn.Conv2d: Conv.keeps, nn.Linear: NOTHING}  # the symmetries that torch's own layers keep
+TORCH = {**dict.fromkeys(CONVOLUTIONS, Conv.keeps), nn.Linear: NOTHING}  # the symmetries that torch's own layers keep
 
 
 class Branch(nn.Module):
@@ -81,7 +82,9 @@ class Affine(Branch):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
-        return y + self.bias(x).reshape(y.shape)  # for lifted features the bias has an extra axis, the group
+        return y + self.bias(y if self.bias.any_size else x).reshape(
+            y.shape
+        )  # for lifted features the bias has an extra axis, the group
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
         return self.linear.plain(in_shape)
@@ -137,6 +140,25 @@ def conv(in_shape: Sequence[int], out_shape: Sequence[int], kernel_size: int = 3
     """CONV (Eq. 3) at stride 1 with circular padding and one bias per channel: exactly equivariant."""
     full = (out_shape[0], *in_shape[1:])
     return Affine(Conv(in_shape[0], out_shape[0], kernel_size), Bias((out_shape[0], 1, 1), full))
+
+
+def where(in_shape: Sequence[int], out_shape: Sequence[int], waves: int | None = None, kernel_size: int = 3) -> Affine:
+    """WHERE: a convolution times each of the ``waves`` lowest waves of position, summed, with a bias of the same kind.
+
+    Default: the lowest wave along each axis, 4 on images. It only breaks equivariance: a convolution beside it shares nothing with it. Of
+    maps that are smaller than its inputs it computes every stride-th position.
+    """
+    size = tuple(out_shape[1:])
+    waves = fitting_waves(size) if waves is None else waves
+    stride = tuple(full // n for full, n in zip(in_shape[1:], size, strict=True))
+    linear = Where(in_shape[0], out_shape[0], size, waves, kernel_size, stride, dims=len(size))
+    return Affine(linear, WhereBias(out_shape, waves))
+
+
+def waves_of(name: str) -> int | None:
+    """8 of "where:8", a number of waves; None for any other name."""
+    kind, _, count = name.partition(":")
+    return int(count) if kind == "where" and count.isdecimal() and int(count) > 0 else None
 
 
 def s_conv(

@@ -18,12 +18,25 @@ from torch import Tensor, nn
 
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.groups import GROUPS, Group
+from autosym.linear.where import fitting_waves
 from autosym.nn import layers
 from autosym.nn.layers import Affine, Branch, Relaxed
 
 SYMMETRIC = ("conv", "s-conv")
-FREE = ("fc", "f-fc", "s-fc")
-NAMES = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s-conv", "gconv:c4", "f-fc+conv+gconv:c4")
+FREE = ("fc", "f-fc", "s-fc", "where")
+NAMES = (
+    "fc",
+    "conv",
+    "fc+conv",
+    "f-fc",
+    "f-fc+conv",
+    "s-fc",
+    "s-conv",
+    "s-fc+s-conv",
+    "gconv:c4",
+    "f-fc+conv+gconv:c4",
+    "where+conv",
+)
 
 
 class Net(nn.Module):
@@ -60,7 +73,7 @@ def build(
     grid_anchors: float = 0.5,
     start: float = 0.3,
 ) -> Net:
-    """A network with the paths of ``name`` in every block, e.g. ``"f-fc+conv"`` or ``"f-fc+conv+gconv:c4"``.
+    """A network with the paths of ``name`` in every block, e.g. ``"f-fc+conv"``, ``"where+conv"`` or ``"f-fc+conv+gconv:c4"``.
 
     ``channels`` and ``hidden`` are multiples of ``width``; ``in_shape`` is (channels, height, width). A sparse filter has
     ``filter_anchors`` anchors. A sparse map has ``grid_anchors`` times as many anchors as positions. With ``prior="omega"`` the
@@ -73,29 +86,45 @@ def build(
     paths = name.split("+")
     groups = _groups(name, paths)
     order = max((len(group) for group in groups.values()), default=1)
-    symmetries = {path: 0 if path in FREE else len(groups[path]) if path in groups else 1 for path in paths}
+    symmetries = {path: 0 if is_free(path) else len(groups[path]) if path in groups else 1 for path in paths}
     starts = {path: 1.0 if kept == max(symmetries.values()) else start for path, kept in symmetries.items()}
     _check_sizes(in_shape, channels, strides, groups)
     if not 0 < start < math.inf:
         raise ValueError(f"start must be positive and finite, got {start}")
-    # with this gain, the weighted mean of outputs of equal variance has the variance of one output
-    gain = len(paths) / math.hypot(*starts.values())
     blocks = []
     shape = tuple(in_shape)
     for index, (multiple, stride) in enumerate(zip(channels, strides, strict=True)):
         out_shape = (width * multiple * order, shape[1] // stride, shape[2] // stride)
         made: dict[str, nn.Module] = {}
-        for path in paths:
+        for path in _possible(paths, out_shape):
             if path in groups:
                 made[path] = layers.gconv(shape, out_shape, groups[path], lift=index == 0)
             else:
                 made[path] = _path(path, shape, out_shape, prior == "omega", filter_anchors, grid_anchors)
-        symmetric = {path: module for path, module in made.items() if path not in FREE}
-        free = {path: module for path, module in made.items() if path in FREE}
+        symmetric = {path: module for path, module in made.items() if not is_free(path)}
+        free = {path: module for path, module in made.items() if is_free(path)}
         layer = Relaxed(symmetric, free, stride, lifted=next((g for g in groups.values() if len(g) == order), None))
-        blocks.append(scaled(layer, {path: gain * factor for path, factor in starts.items()}))
+        # with this gain, the weighted mean of outputs of equal variance has the variance of one output
+        gain = len(made) / math.hypot(*(starts[path] for path in made))
+        blocks.append(scaled(layer, {path: gain * starts[path] for path in made}))
         shape = out_shape
     return Net(blocks, tuple(in_shape), shape[0] // order, order, width * hidden, classes)
+
+
+def is_free(path: str) -> bool:
+    """Whether a path of this name is free; "where:8" is "where" with 8 waves."""
+    return path in FREE or layers.waves_of(path) is not None
+
+
+def _possible(paths: Sequence[str], out_shape: Sequence[int]) -> list[str]:
+    """The paths without those that depend on position, if there is only one."""
+    only_one = math.prod(out_shape[1:]) == 1
+    found = [path for path in paths if not (only_one and path.partition(":")[0] == "where")]
+    if not found:
+        raise ValueError(
+            f"a block has maps of one position, where {'+'.join(paths)!r} has no path: add conv, or pass other strides"
+        )
+    return found
 
 
 def _path(
@@ -107,6 +136,8 @@ def _path(
         return layers.conv(shape, out_shape)
     if name == "f-fc":
         return layers.Factored(shape, out_shape)
+    if name.partition(":")[0] == "where":
+        return layers.where(shape, out_shape, fitting_waves(out_shape[1:], layers.waves_of(name)))
     if name == "s-conv":
         return layers.s_conv(shape, out_shape, filter_anchors, learn_omega)
     in_anchors, out_anchors = (max(1, int(grid_anchors * math.prod(s[1:]))) for s in (shape, out_shape))
@@ -116,11 +147,15 @@ def _path(
 def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
     """The group of every group convolution among the paths. Unknown paths are refused."""
     groups = {path: GROUPS[path.removeprefix("gconv:")] for path in paths if path.removeprefix("gconv:") in GROUPS}
-    unknown = [path for path in paths if path not in (*SYMMETRIC, *FREE) and not (path in groups and path.startswith("gconv:"))]
+    unknown = [
+        path
+        for path in paths
+        if path not in SYMMETRIC and not is_free(path) and not (path in groups and path.startswith("gconv:"))
+    ]
     if unknown or len(set(paths)) != len(paths):
         raise ValueError(
             f"unknown network {name!r}: join different paths of {', '.join((*FREE, *SYMMETRIC))} and gconv:GROUP by '+', with "
-            f"GROUP one of {', '.join(GROUPS)}"
+            f"GROUP one of {', '.join(GROUPS)}; where:8 is where with 8 waves"
         )
     largest = max(groups.values(), key=len, default=None)
     apart = [path for path, group in groups.items() if largest is not None and not largest.nests(group)]

@@ -2,7 +2,7 @@
 
     1/n sum_i (W_i x + b_i)  =  (1/n sum_i W_i) x + 1/n sum_i b_i
 
-Four small modules below cover what torch has no layer for. All export with ``torch.export`` and to ONNX.
+Five small modules below cover what torch has no layer for. All export with ``torch.export`` and to ONNX.
 """
 
 import math
@@ -13,19 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from autosym.linear.path import Path
-from autosym.linear.plain import Convolution, Factors, Matrix, Plain, Pooled, units
+from autosym.linear.plain import Convolution, Factors, Matrix, Modulated, Plain, Pooled, units
+from autosym.linear.where import modulated
 from autosym.nn.layers import Branch, Relaxed
 
 LAYERS = (Relaxed, Branch, Path)  # the modules with a plain form
-PADDING = {
-    (False, "zeros"): nn.ZeroPad2d,
-    (False, "circular"): nn.CircularPad2d,
-    (False, "reflect"): nn.ReflectionPad2d,
-    (False, "replicate"): nn.ReplicationPad2d,
-    (True, "zeros"): nn.ZeroPad1d,
-    (True, "circular"): nn.CircularPad1d,
-    (True, "reflect"): nn.ReflectionPad1d,
-    (True, "replicate"): nn.ReplicationPad1d,
+KINDS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}  # by the dimensions of a map
+PADDING: dict[str, dict[int, Any]] = {
+    "zeros": {1: nn.ZeroPad1d, 2: nn.ZeroPad2d, 3: nn.ZeroPad3d},
+    "circular": {1: nn.CircularPad1d, 2: nn.CircularPad2d, 3: nn.CircularPad3d},
+    "reflect": {1: nn.ReflectionPad1d, 2: nn.ReflectionPad2d, 3: nn.ReflectionPad3d},
+    "replicate": {1: nn.ReplicationPad1d, 2: nn.ReplicationPad2d, 3: nn.ReplicationPad3d},
 }
 
 
@@ -80,6 +78,29 @@ class Offset(nn.Module):
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.offset.shape)}"
+
+
+class Modulation(nn.Module):
+    """y(p) = sum_k phi_k(p) x_k(p): waves of position, fixed, times the outputs of a convolution, by group, then k.
+
+    ``phi`` is (K, *size): it takes maps of that size only.
+    """
+
+    phi: Tensor
+
+    def __init__(self, phi: Tensor, groups: int):
+        super().__init__()
+        self.register_buffer("phi", phi.detach().clone())
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2:] != self.phi.shape[1:]:
+            made_for, found = tuple(self.phi.shape[1:]), tuple(x.shape[2:])
+            raise ValueError(f"this layer was hardened for maps of {made_for}, got {found}: resize the inputs")
+        return modulated(x, self.phi, self.groups)
+
+    def extra_repr(self) -> str:
+        return f"waves={len(self.phi)}, size={tuple(self.phi.shape[1:])}"
 
 
 class Sum(nn.ModuleList):
@@ -153,15 +174,21 @@ def _merge(
     convs = [v for v in values if isinstance(v, Convolution)]
     pools = [v for v in values if isinstance(v, Pooled)]
     factors = [v for v in values if isinstance(v, Factors) and not _smaller_as_dense(v)]
+    waves = [v for v in values if isinstance(v, Modulated)]
     dense: list[Plain] = [v for v in values if isinstance(v, (Matrix, Factors)) and v not in factors]
     in_shape = max((v.in_shape for v in dense if isinstance(v, Matrix)), key=len, default=None)
     if in_shape is not None:  # merged into a dense map, a convolution needs no more weights
-        dense, convs = [*dense, *convs], []
+        dense, convs, waves = [*dense, *convs, *waves], [], []
+    if waves:
+        made, convs, rest = _modulated(waves, convs, _sum([inner, outer]), scale)
+        others = [v for v in values if v in convs or not isinstance(v, (Convolution, Modulated))]
+        parts, left = _merge(others, None, rest, scale)
+        return [*made, *parts], left
     if not convs or not _by_channel(inner):
         inner, outer = None, _sum([inner, outer])
     elif _by_channel(outer):
         inner, outer = _sum([inner, outer]), None
-    parts: list[nn.Module] = [_convolutions(convs, inner, scale)] if convs else []
+    parts = [_convolutions(convs, inner, scale)] if convs else []
     if dense:
         shared = [v for v in dense if isinstance(v, Matrix) and v.in_shape != in_shape]  # over positions
         whole = [v for v in dense if v not in shared]
@@ -217,25 +244,57 @@ def _convolutions(convs: Sequence[Convolution], bias: Tensor | None, scale: floa
 
 def _convolution(form: tuple, filters: Tensor, bias: Tensor | None, scale: float) -> nn.Module:
     """torch's convolution of that form. If its padding differs by side, and is not torch's "same", a padding layer comes first."""
-    kernel, stride, padding, dilation, groups, mode, sequences = form
-    left, right, top, bottom = padding
-    line = slice(1, None) if sequences else slice(None)
-    sides = padding[:2] if sequences else padding
+    kernel, stride, padding, dilation, groups, mode = form
+    dims, before = len(kernel), None
 
-    def make(padding: str | tuple[int, ...]) -> nn.Conv1d | nn.Conv2d:
-        kind: Any = nn.Conv1d if sequences else nn.Conv2d
-        shape = (filters.shape[1] * groups, len(filters), kernel[line], stride[line], padding, dilation[line], groups)
-        return kind(*shape, bias=bias is not None, padding_mode=mode)
+    def make(padding: str | tuple[int, ...]) -> nn.Conv1d | nn.Conv2d | nn.Conv3d:
+        shape = (filters.shape[1] * groups, len(filters), kernel, stride, padding, dilation, groups)
+        return KINDS[dims](*shape, bias=bias is not None, padding_mode=mode)
 
-    before = None
-    if left == right and top == bottom:
-        conv = make((left,) if sequences else (top, left))
-    elif stride == (1, 1) and tuple(make("same")._reversed_padding_repeated_twice) == sides:
+    if padding[::2] == padding[1::2]:
+        conv = make(padding[::-2])  # torch names the first axis first
+    elif set(stride) == {1} and tuple(make("same")._reversed_padding_repeated_twice) == padding:
         conv = make("same")
     else:
-        conv, before = make((0,) if sequences else (0, 0)), PADDING[sequences, mode](sides)
+        conv, before = make((0,) * dims), PADDING[mode][dims](padding)
     _set(conv, filters, None if bias is None else bias.expand(len(filters), *bias.shape[1:]).flatten(), scale)
     return conv if before is None else nn.Sequential(before, conv)
+
+
+def _modulated(
+    waves: Sequence[Modulated], convs: Sequence[Convolution], bias: Tensor | None, scale: float
+) -> tuple[list[nn.Module], list[Convolution], Tensor | None]:
+    """One convolution and its waves for each form; convolutions of such a form are the constant wave. Also what is left over.
+
+    The first convolution takes the bias, if waves of it make the bias; else the bias is left over.
+    """
+    made: list[nn.Module] = []
+    for form in dict.fromkeys(v.convolution.form for v in waves):
+        groups, own = form[4], [v for v in waves if v.convolution.form == form]
+        still = [conv.filters for conv in convs if conv.form == form]
+        convs = [conv for conv in convs if conv.form != form]
+        phi, filters = [v.phi for v in own], [v.convolution.filters.unflatten(0, (groups, len(v.phi), -1)) for v in own]
+        if still:
+            phi = [torch.ones_like(phi[0][:1]), *phi]
+            filters = [torch.stack(still).sum(0).unflatten(0, (groups, 1, -1)), *filters]
+        both, basis = torch.cat(filters, 1), torch.cat(phi)
+        coefficients, bias = _on_waves(bias, basis, groups, both.shape[2])
+        conv = _convolution(form, both.flatten(0, 2), coefficients, scale)
+        made.append(nn.Sequential(conv, Modulation(basis, groups)))
+    return made, list(convs), bias
+
+
+def _on_waves(bias: Tensor | None, phi: Tensor, groups: int, out: int) -> tuple[Tensor | None, Tensor | None]:
+    """The bias as a sum of waves, for a convolution's outputs by group, then wave; or None and the bias, if it is no such sum."""
+    if bias is None:
+        return None, None
+    full = bias.expand(groups * out, *phi.shape[1:]).flatten(1).double().cpu()
+    basis = phi.flatten(1).to(full)
+    on = torch.linalg.lstsq(basis.mT, full.mT).solution  # (K, C'); on a GPU it would refuse waves that two paths share
+    if not (full - on.mT @ basis).norm() <= 32 * torch.finfo(bias.dtype).eps * full.norm():
+        return None, bias
+    ones = (1,) * (phi.dim() - 1)
+    return on.unflatten(1, (groups, out)).transpose(0, 1).reshape(-1, *ones).to(bias), None
 
 
 def _set(layer: nn.Module, weight: Tensor, bias: Tensor | None, scale: float) -> None:
@@ -259,7 +318,9 @@ def _matrix(v: Plain, in_shape: tuple[int, ...] | None) -> Tensor:
     if isinstance(v, Factors):
         return torch.einsum("dtc,cds->dtcs", v.theta_1, v.theta_2).flatten(2).flatten(0, 1)
     assert in_shape is not None
-    return _convolution(v.form, v.filters, None, 1.0)(units(in_shape, v.filters)).flatten(1).mT
+    conv = v.convolution if isinstance(v, Modulated) else v
+    y = _convolution(conv.form, conv.filters, None, 1.0).to(conv.filters)(units(in_shape, conv.filters))
+    return (modulated(y, v.phi.to(y), conv.groups) if isinstance(v, Modulated) else y).flatten(1).mT
 
 
 def _by_channel(bias: Tensor | None) -> bool:

@@ -1,7 +1,7 @@
 """relax: add a free path beside the symmetric one in every layer of a user's network that has a symmetry.
 
     conv(x)   ->  1/n (n conv(x) + free(x) + ...)             free(x) = 0 at the start: the function is the same
-    W vec(x)  ->  1/2 (2 pool(x) + 2 (W vec(x) - pool(x)))    pool: the part of W that is constant over positions
+    W vec(x)  ->  1/2 (2 pool(x) + 2 rest(x))                 pool sees the mean over positions, rest sees x - mean x
 
 In a factored free path, only the output factor starts at zero. A layer that is not relaxed stays as it is, and is listed with
 the reason. Parameters that the evidence cannot cover are frozen: they are point estimates outside the evidence.
@@ -21,10 +21,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from autosym.curvature.owners import check_parameter, is_under, sites
 from autosym.curvature.verification import refuse_batch_dependence, verify
-from autosym.linear.conv import Conv, form_of
-from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.conv import CONVOLUTIONS, Conv, form_of
+from autosym.linear.dense import Bias, Centred, Pool
 from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
+from autosym.linear.where import Where, WhereBias, fitting_waves
 from autosym.nn import layers
 from autosym.nn.layers import Affine, Branch, Relaxed
 from autosym.runtime import arithmetic
@@ -32,8 +33,8 @@ from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
 from autosym.surgery.observation import Observation, Seen, observe
 
-FREE = ("f-fc", "fc", "s-fc")
-RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
+FREE = ("f-fc", "fc", "s-fc", "where")
+RELAXABLE = (*CONVOLUTIONS, nn.Linear)
 ROUNDING = 1000  # in units of the precision of outputs: a relaxed model whose outputs differ by more computes another function
 LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
@@ -54,6 +55,13 @@ class Relaxation:
     """What became of every layer with parameters, in the model's order; prints as a table."""
 
     layers: tuple[LayerNote, ...]
+    parameters: tuple[int, int] = (0, 0)  # before and after
+    factor_bytes: int = 0  # of the Kronecker factors of all autosym paths, in float32
+
+    @property
+    def growth(self) -> float:
+        """Parameters after, in units of parameters before."""
+        return self.parameters[1] / self.parameters[0] if self.parameters[0] else 1.0
 
     def names(self, outcome: str) -> tuple[str, ...]:
         """The names of layers with this outcome."""
@@ -62,13 +70,19 @@ class Relaxation:
     def __str__(self) -> str:
         rows = [("layer", "kind", "outcome", "paths", "")]
         rows += [(n.layer or "(model)", n.kind, n.outcome, " + ".join(n.paths), n.note) for n in self.layers]
-        return "\n".join([table(rows, "<<<<<"), *self._nothing()])
+        return "\n".join([table(rows, "<<<<<"), *self._nothing(), *self._grown()])
+
+    def _grown(self) -> Iterator[str]:
+        if self.names("relaxed"):
+            before, after = self.parameters
+            yield f"parameters: {before:,} before, {after:,} after ({self.growth:.1f} times)"
+            yield f"Kronecker factors of relaxed layers: {self.factor_bytes / 2**20:,.1f} MiB in float32"
 
     def _nothing(self) -> Iterator[str]:
         """What to do if no layer was relaxed."""
-        if not self.names("relaxed") and not {"Conv1d", "Conv2d"} & {note.kind for note in self.layers}:
-            yield "No layer was relaxed: relax frees convolutions (Conv1d, Conv2d) and dense layers on their maps; this model has none."
-            yield "Give it a network with convolutions, or build one with autosym.nn.build."
+        if not self.names("relaxed") and not {kind.__name__ for kind in CONVOLUTIONS} & {note.kind for note in self.layers}:
+            yield "No layer was relaxed: relax frees convolutions (Conv1d, Conv2d, Conv3d) and dense layers on their maps."
+            yield "This model has none: give it a network with convolutions, or build one with autosym.nn.build."
         elif not self.names("relaxed"):
             yield "No layer was relaxed, for the reasons given."
 
@@ -85,13 +99,16 @@ def relax(
     """A copy of ``model`` that computes the same function, with a symmetric and a free path in its layers.
 
     ``example`` is a small batch of inputs; the free paths are made for maps of its size. ``paths`` names the free path of every
-    convolution: "f-fc", "fc", "s-fc", or several joined by "+". It may also be a dict from layer names to free paths; all other
-    layers then stay as they are. A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names
-    layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly before it. Scales and
-    shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and GroupNorm are trained, and
-    covered by the evidence.
+    convolution: "f-fc", "fc", "s-fc", "where", or several joined by "+". "where" is a convolution times the lowest waves of position
+    along each axis (4 on images), "where:8" times the 8 lowest; with no other free path, a model of convolutions still takes inputs of
+    other sizes. ``paths`` may also be a dict from layer names to free paths; all other layers then stay as they are. A dense layer on
+    flattened maps becomes "pool" and "rest": what it does with the mean over positions, and with the differences from it.
 
-    ``relaxation`` of the returned model lists what was relaxed, kept, frozen and folded, and why.
+    ``keep`` names layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly
+    before it. Scales and shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and
+    GroupNorm are trained, and covered by the evidence.
+
+    ``relaxation`` of the returned model lists what was relaxed, kept, frozen and folded, and why, and by how much the model grew.
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
     _refuse(model, example, paths, keep)
@@ -133,7 +150,8 @@ def relax(
     for note in notes:
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
             raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
-    relaxed.relaxation = Relaxation(tuple(notes))  # type: ignore[assignment]
+    size, made = (sum(p.numel() for p in m.parameters()) for m in (model, relaxed))
+    relaxed.relaxation = Relaxation(tuple(notes), (size, made), _factor_bytes(relaxed))  # type: ignore[assignment]
     _check(relaxed, example, seen.outputs)
     return relaxed
 
@@ -227,36 +245,38 @@ def _uncovered(module: nn.Module, seen: Seen) -> str:
 
 def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
     """conv(x) as the mean of n conv(x) and of free paths that start at zero, or None; and a note."""
-    assert isinstance(conv, (nn.Conv1d, nn.Conv2d))
+    assert isinstance(conv, CONVOLUTIONS)
     free = wanted.split("+")
-    if set(free) - set(FREE) or len(set(free)) < len(free):
+    if any(not _is_free(path) for path in free) or len(set(free)) < len(free):
         raise ValueError(
-            f"{name} ({type(conv).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+'"
+            f"{name} ({type(conv).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+' "
+            "(where:8 is where with 8 waves)"
         )
     if len(seen.in_shape) != len(conv.kernel_size) + 1:
         raise ValueError(f"{name} saw an input without a batch, {seen.in_shape}: example must be a batch (B, ...)")
     if math.prod(seen.out_shape[1:]) == 1:
         return None, "has only one output position, so it shares no weights"
+    if "s-fc" in free and len(conv.kernel_size) > 2:
+        return None, "s-fc is for sequences and images: name it in paths with f-fc, fc or where"
+    linear = Conv(*form_of(conv)).to(conv.weight)
     with torch.device("meta"):
-        size = sum(_factor_bytes(_free(path, seen.in_shape, seen.out_shape)) for path in free)
+        size = sum(_factor_bytes(_free(path, linear, seen)) for path in free)
     if size > LARGEST_FACTORS:
         return (
             None,
-            f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with s-fc",
+            f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with where or s-fc",
         )
     scale = 1 + len(free)
-    linear = Conv(*form_of(conv)).to(conv.weight)
-    symmetric = _with(
-        linear, conv.weight, conv.bias, (conv.out_channels, *(1 for _ in conv.kernel_size)), seen.out_shape, scale
-    )
-    made = {path: _free(path, seen.in_shape, seen.out_shape).to(conv.weight) for path in free}
+    channels = (conv.out_channels, *(1 for _ in conv.kernel_size))
+    symmetric = _with(linear, conv.weight, conv.bias, channels, seen.out_shape, scale, any_size=True)
+    made = {path: _free(path, linear, seen).to(conv.weight) for path in free}
     for path in made.values():
         _start_at_zero(path, linear, seen.x)
-    return Relaxed({"conv": symmetric}, made), _approximate(linear, seen.in_shape[1:])
+    return Relaxed({"conv": symmetric}, made), "; ".join([_approximate(linear, seen.in_shape[1:]), *_fewer_waves(made)])
 
 
 def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
-    """W x on flattened maps as the mean of its invariant part, 2 pool(x), and of the rest."""
+    """W x on flattened maps as the mean of its invariant part, 2 pool(x), and of the rest, 2 rest(x)."""
     assert isinstance(linear, nn.Linear)
     if wanted != "pool":
         raise ValueError(f"{name} (Linear) cannot have the paths {wanted!r}: a dense layer on flattened maps takes 'pool'")
@@ -269,9 +289,9 @@ def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tup
     by_position = linear.weight.detach().unflatten(1, (channels, positions))
     invariant = by_position.sum(2)
     pool = _with(Pool(channels, positions, outputs), invariant, linear.bias, (outputs,), (outputs,), 2)
-    free = Dense((linear.in_features,), (outputs,))
-    free.weight.data = 2 * (by_position - invariant[..., None] / positions).reshape(free.weight.shape)
-    return Relaxed({"pool": pool}, {"fc": free}), "invariant part and the rest"
+    rest = Centred(channels, positions, outputs)
+    rest.weight.data = 2 * (by_position - invariant[..., None] / positions).reshape(rest.weight.shape)
+    return Relaxed({"pool": pool}, {"rest": rest}), "invariant part and the rest"
 
 
 def _why_not_pool(seen: Seen) -> str:
@@ -287,18 +307,32 @@ def _why_not_pool(seen: Seen) -> str:
 
 
 def _with(
-    path: Path, weight: Tensor, bias: Tensor | None, shape: Sequence[int], out_shape: Sequence[int], scale: int
+    path: Path,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Sequence[int],
+    out_shape: Sequence[int],
+    scale: int,
+    any_size: bool = False,
 ) -> nn.Module:
     """The path with the weights of a torch layer, and its bias if it has one, times ``scale``."""
     path.weight.data = scale * weight.detach().reshape(path.weight.shape)
     if bias is None:
         return path
-    own = Bias(shape, out_shape)
+    own = Bias(shape, out_shape, any_size=any_size)
     own.weight.data = scale * bias.detach().reshape(own.weight.shape)
     return Affine(path, own)
 
 
-def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> Branch:
+def _is_free(path: str) -> bool:
+    return path in FREE or layers.waves_of(path) is not None
+
+
+def _free(path: str, conv: Conv, seen: Seen) -> Branch:
+    in_shape, out_shape = seen.in_shape, seen.out_shape
+    if path not in FREE or path == "where":
+        waves = fitting_waves(out_shape[1:], layers.waves_of(path))
+        return Affine(Where.beside(conv, out_shape, waves), WhereBias(out_shape, waves))
     if path == "fc":
         return layers.fc(in_shape, out_shape)
     if path == "f-fc":
@@ -322,6 +356,14 @@ def _start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
     factor.weight.zero_()
 
 
+def _fewer_waves(made: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Which paths have fewer waves than asked for, as the map has no more."""
+    for name, path in made.items():
+        wanted, linear = layers.waves_of(name), getattr(path, "linear", None)
+        if wanted is not None and isinstance(linear, Where) and linear.waves < wanted:
+            yield f"{linear.waves} waves for {name}: the map has no more whole ones"
+
+
 def _factor_bytes(path: nn.Module) -> int:
     """Bytes of the Kronecker factors of all parts of a path, in float32."""
     shapes = [part.weight.shape for part in path.modules() if isinstance(part, Path)]
@@ -330,9 +372,9 @@ def _factor_bytes(path: nn.Module) -> int:
 
 def _approximate(conv: Conv, size: Sequence[int]) -> str:
     """Whether a convolution of this form, on maps of this size, is exactly equivariant, and where it is not."""
-    uneven = any(n % stride for n, stride in zip(size, conv.stride[-len(size) :], strict=True))
+    uneven = any(n % stride for n, stride in zip(size, conv.stride, strict=True))
     notes = ["at the borders"] if conv.has_borders or uneven else []
-    if conv.stride != (1, 1):
+    if set(conv.stride) != {1}:
         notes.append(f"between shifts of the stride {max(conv.stride)}")
     return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"
 

@@ -1,0 +1,235 @@
+"""What breaks a symmetry best? Networks that differ in their free path, on tasks that need position and on tasks that do not.
+
+    python benchmarks/breaking.py                        the small runs without a result (embedded digits; needs scikit-learn, no GPU)
+    python benchmarks/breaking.py --data DIR             those on 10,000 images of MNIST in quadrants too, on a GPU if there is one
+    python benchmarks/breaking.py --only 'digit-*-1'     some of them; --seconds 500 starts no new run after 500 seconds
+    python benchmarks/breaking.py --list                 the runs, and which are done
+    python benchmarks/breaking.py --table                results by task and network: means over seeds, and each seed's evidence
+
+Each run is one ``fit`` of a network of ``nets.build`` by its defaults (``start`` 0.3). DIR holds MNIST in its official layout. Results are
+in benchmarks/results/breaking, one file a run. A killed run goes on from its checkpoint in --work. Several copies may run side by side.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosym.evidence.shares import Symmetry, from_dicts
+from autosym.nn import nets
+from autosym.papers import images, measuring, quadrant_digits
+from autosym.runtime.tables import table
+from autosym.training.schedule import Schedule
+from real import held
+from real_tasks import Pair
+
+OUT = Path(__file__).parent / "results" / "breaking"
+
+
+@dataclass(frozen=True)
+class Task:
+    """``symmetric`` is the answer of an expert, before any run: does the label stay the same under the symmetry in question?
+
+    ``breaks`` names the group in question, "" for translations. ``source`` names the images, a key of ``SOURCES``.
+    """
+
+    source: str
+    question: str
+    classes: int
+    symmetric: bool
+    breaks: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a network, as ``nets.build`` takes them, and how long it is trained."""
+
+    width: int
+    channels: tuple[int, ...] = (1, 2, 2, 4, 4, 8, 8, 16)
+    strides: tuple[int, ...] = (1, 2, 1, 2, 1, 2, 2, 2)
+    hidden: int = 64
+    epochs: int = 60
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Networks that are compared on the same tasks."""
+
+    tasks: tuple[str, ...]
+    networks: tuple[str, ...]
+    shape: Shape
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+TASKS = {
+    "digit": Task("digits", "digit", 10, True),
+    "place": Task("digits", "digit+quadrant", 40, False),
+    "mnist-digit": Task("mnist", "digit", 10, True),
+    "mnist-place": Task("mnist", "digit+quadrant", 40, False),
+}
+TRANSLATIONS = ("where+conv", "where:8+conv", "f-fc+conv", "conv")
+FAMILIES = (
+    Family(("digit", "place"), TRANSLATIONS, Shape(12, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8, lr=0.1)),
+    Family(("mnist-digit", "mnist-place"), TRANSLATIONS, Shape(10)),
+)
+MNIST_IMAGES = 10_000
+
+
+@dataclass(frozen=True)
+class Cell(measuring.Run):
+    """One run: ``model`` on ``task``."""
+
+    shape: Shape = FAMILIES[0].shape
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.model.replace(':', '').replace('+', '_')}-{self.seed}"
+
+
+CELLS = [
+    Cell(task, network, seed=seed, epochs=family.shape.epochs, shape=family.shape)
+    for family in FAMILIES
+    for seed in family.seeds
+    for task in family.tasks
+    for network in family.networks
+]
+
+
+# ---- one run
+
+
+def digits(cell: Cell, _: Path | None) -> tuple[Pair, Pair]:
+    """scikit-learn's digits in quadrants, as in ``autosym demo``."""
+    return quadrant_digits.tensors(quadrant_digits.Run(TASKS[cell.task].question, cell.model, seed=cell.seed))
+
+
+def mnist(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
+    """MNIST in quadrants, as in Table 1, on fewer images."""
+    (x, y), test, _ = images.DATASETS[TASKS[cell.task].question](folder, 2 * cell.seed)
+    return (x[:MNIST_IMAGES], y[:MNIST_IMAGES]), test
+
+
+SOURCES = {"digits": digits, "mnist": mnist}
+
+
+def run(cell: Cell, data: Path | None, work: Path) -> dict[str, Any]:
+    """Fit and measure one network; ``broken`` is the part of its effective parameters that breaks the symmetry in question."""
+    task, shape = TASKS[cell.task], cell.shape
+    train, test = SOURCES[task.source](cell, data)
+    sizes = (shape.width, shape.channels, shape.strides, shape.hidden)
+    build = partial(nets.build, cell.model, train[0].shape[1:], task.classes, *sizes)
+    device = "cuda" if torch.cuda.is_available() and task.source != "digits" else "cpu"
+    schedule = Schedule(epochs=cell.epochs) if shape.lr is None else Schedule(epochs=cell.epochs, lr=shape.lr)
+    result = measuring.train_and_measure(build, train, test, schedule, cell, out=work, resume=True, device=device)
+    broken = Symmetry(from_dicts(result["symmetry"])).network_share(task.breaks or None)
+    kept = {key: result[key] for key in ("row", "config", "symmetry", "cautions", "schedule", "provenance")}
+    return kept | {"broken": broken if math.isfinite(broken) else None, "samples": len(train[0])}
+
+
+def run_all(cells: Sequence[Cell], data: Path | None, results: Path, work: Path, seconds: float = math.inf) -> int:
+    """Run what has no result and no other copy is at; returns how many failed."""
+    begun, failed = time.monotonic(), 0
+    for cell in cells:
+        if time.monotonic() - begun > seconds:
+            print(f"{cell.name} and later ones are left: {seconds:.0f} seconds are over", file=sys.stderr)
+            break
+        file = results / f"{cell.name}.json"
+        with held(work / f"{cell.name}.lock") as mine:
+            if not mine or file.exists():
+                continue
+            try:
+                measuring.write(run(cell, data, work / cell.name), file)
+            except Exception:
+                traceback.print_exc()
+                print(f"FAILED {cell.name}", file=sys.stderr, flush=True)
+                failed += 1
+                continue
+            shutil.rmtree(work / cell.name)
+        print(rows([json.loads(file.read_text())]), flush=True)
+    return failed
+
+
+# ---- the table
+
+
+def rows(results: Sequence[dict[str, Any]]) -> str:
+    """A row for each task and network, in the order of ``TASKS`` and of evidence."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda r: r["config"]["seed"]):
+        cells.setdefault((result["config"]["task"], result["config"]["model"]), []).append(result)
+
+    def mean(found: Sequence[dict[str, Any]], key: str) -> float:
+        return statistics.fmean(one["row"][key] for one in found)
+
+    order = sorted(cells, key=lambda cell: ([*TASKS, cell[0]].index(cell[0]), -mean(cells[cell], "evidence")))
+    lines = [
+        ("task", "symmetric", "network", "log evidence", "of seeds", "accuracy (%)", "broken (%)", "parameters", "seconds")
+    ]
+    for task, model in order:
+        found = cells[task, model]
+        nats = [one["row"]["evidence"] * one["samples"] for one in found]
+        broken = [100 * one["broken"] for one in found if one["broken"] is not None]
+        lines.append(
+            (
+                task,
+                {True: "yes", False: "no"}[TASKS[task].symmetric] if task in TASKS else "?",
+                model,
+                f"{statistics.fmean(nats):.0f}",
+                " ".join(f"{value:.0f}" for value in nats),
+                f"{mean(found, 'accuracy'):.1f}",
+                " ".join(f"{value:.1f}" for value in broken) or "?",
+                f"{found[0]['row']['parameters']:,}",
+                f"{mean(found, 'seconds'):.0f}",
+            )
+        )
+    return table(lines, "<<<>>>>>>")
+
+
+def stored(results: Path) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    if not found:
+        raise FileNotFoundError(f"{results} holds no result: make some by python benchmarks/breaking.py")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the folder of MNIST")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose names match, as in 'place-where_conv-*'")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no new run after so many")
+    parser.add_argument("--epochs", type=int, help="fewer than by default: to try it out")
+    parser.add_argument("--results", type=Path, default=OUT, help="the folder of results")
+    parser.add_argument("--work", type=Path, default=Path("runs/breaking"), help="the folder of runs that are not done")
+    for name, what in (("list", "name the runs"), ("table", "print the table")):
+        parser.add_argument(f"--{name}", action="store_true", help=what)
+    options = parser.parse_args()
+    cells = [replace(cell, epochs=options.epochs or cell.epochs) for cell in CELLS if fnmatch(cell.name, options.only)]
+    if options.table:
+        print(rows(stored(options.results)))
+        return 0
+    if options.list:
+        for cell in cells:
+            print(f"{cell.name:36s} {'done' if (options.results / f'{cell.name}.json').exists() else ''}".rstrip())
+        return 0
+    if options.data is None:
+        cells = [cell for cell in cells if TASKS[cell.task].source == "digits"]
+    if not cells:
+        parser.error(f"no run is called {options.only}, or it needs --data DIR")
+    return int(run_all(cells, options.data, options.results, options.work, options.seconds) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
