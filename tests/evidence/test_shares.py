@@ -224,7 +224,7 @@ def test_the_table_is_read_from_its_json(name):
 def test_paths_carry_what_they_keep():
     model = relaxed("f-fc+conv+gconv:c4")
     kept = {p.path: p.keeps for p in symmetry(model, *reversed(taken(model)))}
-    assert kept == {"f-fc": NOTHING, "conv": Kept(equivariant=True), "gconv:c4": Kept(equivariant=True, groups=("c4",))}
+    assert kept == {"f-fc": NOTHING, "conv": Kept(equivariant=True), "gconv:c4": Kept(equivariant=True, groups=("c4", "c2"))}
 
 
 def test_names_of_paths_decide_nothing():

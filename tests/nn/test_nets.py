@@ -293,7 +293,10 @@ def test_the_mean_of_paths_starts_with_the_variance_of_one(name, start, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "mlp"}, "unknown network 'mlp': join different paths of fc, f-fc, s-fc, conv, s-conv and gconv:GROUP"),
+        (
+            {"name": "mlp"},
+            "unknown network 'mlp': join different paths of fc, f-fc, s-fc, conv, s-conv, turn:GROUP and gconv:GROUP",
+        ),
         ({"name": "conv+conv"}, "unknown network 'conv[+]conv'"),
         ({"in_shape": (32, 32)}, r"in_shape must be \(channels, height, width\), got \(32, 32\)"),
         ({"channels": (1, 2)}, "2 channels and 8 strides"),

@@ -1,5 +1,6 @@
 """Linear maps, each with its own prior: the paths, the path law, and groups."""
 
+from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -9,10 +10,12 @@ from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 
 __all__ = [
     "Bias",
+    "BiasContrast",
     "Conv",
     "Dense",
     "FactoredIn",
     "FactoredOut",
+    "GroupContrast",
     "GroupConv",
     "Kept",
     "Path",
