@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ STEPS = [
         "flip-horizontal": ("flip-horizontal", None),
         "flip-vertical": ("flip-vertical", None),
     }.items()
-    for breaks, keeps in zip(chain, chain[1:], strict=False)
+    for breaks, keeps in pairwise(chain)
 ]
 
 

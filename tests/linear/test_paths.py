@@ -1,9 +1,8 @@
-import math
-
 import pytest
 import torch
 from torch import nn
 
+import oracles
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -211,16 +210,6 @@ def test_equivariant_group_convolutions_to_shifts(name):
         torch.testing.assert_close(path(x.roll(shift, (-2, -1))), path(x).roll(shift, (-2, -1)), rtol=0, atol=1e-12)
 
 
-def within_error(path, group, other, x, lift=False):
-    """As ``group_error``, over the elements of ``group`` that ``other`` has; infinite if it is not within it."""
-    elements, y = group.elements(other), path(x).detach()
-    if elements is None:
-        return math.inf
-    moved = [path(group.act(g, x) if lift else group.act_on_features(g, x)).detach() for g in elements.tolist()]
-    errors = [(m - group.act_on_features(g, y)).norm() / y.norm() for g, m in zip(elements.tolist(), moved, strict=True)]
-    return float(max(errors))
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_group_convolutions_keep_the_groups_that_they_say(name):
     """Their own, and those within it; no others."""
@@ -229,7 +218,7 @@ def test_group_convolutions_keep_the_groups_that_they_say(name):
     kept = path.keeps
     assert (kept.equivariant, kept.invariant, kept.every, kept.group) == (True, False, False, name)
     for other in EXACT:
-        assert (within_error(path, group, GROUPS[other], x) < 1e-10) == (other in kept)
+        assert (oracles.group_error(path, group, GROUPS[other], x) < 1e-10) == (other in kept)
 
 
 @PRECISIONS

@@ -23,7 +23,19 @@ from autosym.nn.layers import Affine, Branch, Relaxed
 
 SYMMETRIC = ("conv", "s-conv")
 FREE = ("fc", "f-fc", "s-fc")
-NAMES = ("fc", "conv", "fc+conv", "f-fc", "f-fc+conv", "s-fc", "s-conv", "s-fc+s-conv", "gconv:c4", "f-fc+conv+gconv:c4")
+NAMES = (
+    "fc",
+    "conv",
+    "fc+conv",
+    "f-fc",
+    "f-fc+conv",
+    "s-fc",
+    "s-conv",
+    "s-fc+s-conv",
+    "gconv:c4",
+    "f-fc+conv+gconv:c4",
+    "gconv:c4+turn:c4",
+)
 
 
 class Net(nn.Module):
