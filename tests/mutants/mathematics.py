@@ -27,7 +27,7 @@ FAULTS = {
         "row = before / before.sum() - own / own.sum()", "row = before / before.sum() + own / own.sum()",
         "linear/test_contrasts.py -k 'projection or drive'"),
     "paths: the Gram matrix of contrasts without turning": Fault("linear/contrasts.py",
-        "places[:, products][:, :, turn.argmax(0)]", "places[:, products]", "linear/test_contrasts.py -k gram"),
+        "places[:, h][:, :, u].flatten()", "places[:, h].flatten()", "linear/test_contrasts.py -k gram"),
     "paths: sizes of weights by their sum": Fault("linear/path.py",
         "float(self.weight.detach().square().mean().sqrt()) or", "float(self.weight.detach().square().sum().sqrt()) or",
         "training/test_proximal.py evidence/test_relaxed_evidence.py nn/test_nets.py"),

@@ -108,11 +108,10 @@ class GroupContrast(Path):
         maps = patches(wrap(x, (k, k)), (k, k)).permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * k * k, -1)
         whole = maps @ maps.mT
         places = torch.arange(len(whole), device=x.device).reshape(self.in_channels, -1, k * k)
-        phi, total = self.phi.to(x), 0.0
-        for g, (products, turn) in enumerate(zip(self.products, self.turns, strict=True)):
-            moved = places[:, products][:, :, turn.argmax(0)].flatten()
-            total = total + torch.kron(torch.outer(phi[:, g], phi[:, g]), whole[moved][:, moved])
-        return total[None]
+        moved = [places[:, h][:, :, u].flatten() for h, u in zip(self.products, self.turns.argmax(1), strict=True)]
+        each = torch.stack([whole[m][:, m] for m in moved])
+        phi = self.phi.to(x)
+        return torch.einsum("jg,lg,gab->jalb", phi, phi, each).reshape(1, self.weight.shape[2], -1)
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
         return to_fields(h, len(self.group), x.shape[-2:])

@@ -90,9 +90,9 @@ def build(
     turns = _turns(name, paths, groups)
     fields = max(groups.values(), key=len, default=None)
     order = 1 if fields is None else len(fields)
-    kept = {**groups, **{path: keeps for path, (_, keeps) in turns.items() if keeps is not None}}
-    symmetries = {path: 0 if path in FREE else len(kept[path]) if path in kept else 1 for path in paths}
-    starts = {path: 1.0 if size == max(symmetries.values()) else start for path, size in symmetries.items()}
+    own = {**groups, **{path: keeps for path, (_, keeps) in turns.items() if keeps is not None}}
+    symmetries = {path: 0 if path in FREE else len(own[path]) if path in own else 1 for path in paths}
+    starts = {path: 1.0 if kept == max(symmetries.values()) else start for path, kept in symmetries.items()}
     _check_sizes(in_shape, channels, strides, groups)
     if not 0 < start < math.inf:
         raise ValueError(f"start must be positive and finite, got {start}")
