@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor, distributions
 
 from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Centred, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -34,6 +36,41 @@ def group_paths():
                 yield f"{kind} rectangle", make, (channels, 3, 5)
     yield "gconv d4 lifting 5", lambda: GroupConv(GROUPS["d4"], 1, 2, 5, lift=True), (1, 5, 5)
     yield "gconv c4 mixing 1", lambda: GroupConv(GROUPS["c4"], 1, 2, 1), (4, 3, 3)
+
+
+# the steps of chains of groups: the group of the fields, the group that is broken, the next smaller one, which is kept
+STEPS = [
+    (name, breaks, keeps)
+    for name, chain in {
+        "c2": ("c2", None),
+        "c4": ("c4", "c2", None),
+        "c4 at once": ("c4", None),
+        "d4": ("d4", "c4", "c2", None),
+        "d4 by a flip": ("d4", "flip-vertical", None),
+        "d4 at once": ("d4", None),
+        "flip-horizontal": ("flip-horizontal", None),
+        "flip-vertical": ("flip-vertical", None),
+    }.items()
+    for breaks, keeps in pairwise(chain)
+]
+
+
+def contrast_paths():
+    """Every step of every chain of groups, from images and from lifted features, and its bias."""
+    for chain, breaks, keeps in STEPS:
+        group, step = GROUPS[chain.split()[0]], (GROUPS[breaks], keeps and GROUPS[keeps])
+        kind = f"{chain}: {breaks} to {keeps or 'translations'}"
+        for lift in (True, False):
+
+            def make(group=group, step=step, lift=lift):
+                return GroupContrast(group, 2, 2, 3, lift, *step)
+
+            name = f"contrast {kind} {'lifting' if lift else 'mixing'}"
+            yield name, make, (2 if lift else 2 * len(group), 4, 4)
+        yield f"bias contrast {kind}", lambda group=group, step=step: BiasContrast(group, 2, *step), (2, 3, 3)
+    yield "contrast flip-vertical rectangle", lambda: GroupContrast(GROUPS["flip-vertical"], 1, 2), (2, 3, 5)
+    yield "contrast c4 mixing 1", lambda: GroupContrast(GROUPS["c4"], 1, 2, 1), (4, 3, 3)
+    yield "contrast c4 lifting 5", lambda: GroupContrast(GROUPS["c4"], 1, 2, 5, lift=True), (1, 5, 5)
 
 
 def sparse_paths():
@@ -123,6 +160,7 @@ PATHS = [
         ("own gain", lambda: Gained(4, 3), (4,)),
         ("own mix", lambda: Mix(2, 3), (8, 4, 4)),
         *group_paths(),
+        *contrast_paths(),
         *sparse_paths(),
     ]
 ]

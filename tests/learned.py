@@ -1,6 +1,7 @@
 """Paths of relaxed layers, as they might have been learned."""
 
 import math
+from dataclasses import replace
 
 from autosym.evidence.shares import PathShare
 from autosym.linear.conv import Conv
@@ -25,4 +26,16 @@ def network(*free_shares, **more):
     for layer, share in enumerate(free_shares):
         rest = None if share is None else 1 - share
         rows += [path("conv", f"l{layer}", rest, **more), path("f-fc", f"l{layer}", share, symmetric=False, **more)]
+    return rows
+
+
+CHAIN = {"gconv:d4": "d4", "turn:d4": "c4", "turn:c4": "c2", "turn:c2": None, "f-fc": None}
+
+
+def chain(*shares, layer="1"):
+    """A layer with a chain of groups: d4, what keeps c4, what keeps c2, what keeps translations; and, given five shares, a free path."""
+    rows = []
+    for (name, group), share in zip(CHAIN.items(), shares, strict=False):
+        row = path(name, layer, share, symmetric=name != "f-fc")
+        rows.append(row if not row.symmetric else replace(row, keeps=Kept(True, groups=nested(GROUPS[group]) if group else ())))
     return rows

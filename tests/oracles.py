@@ -11,6 +11,7 @@ from torch.func import functional_call, hessian, jacrev, vmap
 from autosym.curvature.kronecker import Curvature
 from autosym.linear.conv import Conv
 from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import Group
 
 
 def negative_log_likelihood(likelihood: str, sigma_noise: float = 1.0):
@@ -147,3 +148,38 @@ def group_expand_factors(path: GroupConv, inputs: Tensor, cotangents: Tensor) ->
                     for cotangent in cotangents[n].unflatten(1, (out, order))[:, :, g, r, c]:
                         G[0] += torch.outer(cotangent, cotangent) / (order * height * width)
     return A, G
+
+
+def group_error(layer: nn.Module, group: Group, within: Group, x: Tensor, lift: bool = False) -> float:
+    """The largest relative difference between moving input and output by the elements of ``within``, on fields of ``group``.
+
+    With ``lift`` the input is an image. Infinite if ``within`` is not within the group.
+    """
+    elements, y = group.elements(within), layer(x).detach()
+    if elements is None:
+        return math.inf
+    errors = []
+    for g in elements.tolist():
+        moved = layer(group.act(g, x) if lift else group.act_on_features(g, x)).detach()
+        errors.append((moved - group.act_on_features(g, y)).norm() / y.norm())
+    return float(max(errors))
+
+
+def projected(filters: Tensor, group: Group, subgroup: Group | None, order: int) -> Tensor:
+    """P K, the mean of K[c', h g', c, h g, h s] over h, for filters (C' |G|, C order, k, k) of fields; order 1 in a lifting layer."""
+    kernel = filters.unflatten(1, (-1, order)).unflatten(0, (-1, len(group)))
+    elements = [0] if subgroup is None else [int(near) for near in subgroup_elements(group, subgroup)]
+    total = torch.zeros_like(kernel)
+    for h in elements:
+        turned = torch.zeros_like(kernel)
+        for out in range(len(group)):
+            for source in range(order):
+                read = kernel[:, group.table[h, out], :, group.table[h, source] if order > 1 else 0]
+                turned[:, out, :, source] = group.act(int(group.inverse[h]), read)  # (h^-1 K)(s) = K(h s)
+        total += turned
+    return (total / len(elements)).flatten(2, 3).flatten(0, 1)
+
+
+def subgroup_elements(group: Group, subgroup: Group) -> list[int]:
+    """The elements of a group that have a matrix of the subgroup, one by one."""
+    return [next(g for g, own in enumerate(group.matrices) if torch.allclose(own, matrix)) for matrix in subgroup.matrices]

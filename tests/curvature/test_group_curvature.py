@@ -4,9 +4,11 @@ from torch import nn
 from torch.func import hessian, jacrev, vmap
 
 import oracles
+from autosym.linear.contrasts import GroupContrast
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
 from autosym.nn import nets
+from factories import STEPS
 from models import EXACT, KINDS, curvature, draw, randomised
 
 
@@ -71,5 +73,27 @@ def test_bias_of_a_group_convolution_is_exact(likelihood):
     found = curvature(net, (x, y), likelihood)
     for block in (0, 1):
         path = f"blocks.{block}.gconv:d4.bias"
+        exact = oracles.block_ggn(net, f"{path}.weight", x, y, likelihood)
+        torch.testing.assert_close(oracles.kron_blocks(found, path)[0], exact, **EXACT)
+
+
+@pytest.mark.parametrize("lift", [True, False], ids=["lifting", "mixing"])
+@pytest.mark.parametrize(("chain", "breaks", "keeps"), STEPS)
+def test_what_breaks_a_group_is_exact_where_the_outputs_are_linear_in_it(chain, breaks, keeps, lift):
+    """Every output is then read at one shared position, so the Kronecker product is the Gauss-Newton matrix."""
+    group = GROUPS[chain.split()[0]]
+    path = GroupContrast(group, 1, 1, 3, lift, GROUPS[breaks], keeps and GROUPS[keeps])
+    model = randomised(nn.Sequential(path, nn.Flatten()))
+    x, y = draw("gaussian", 3, (1 if lift else len(group), 3, 3), 9 * len(group))
+    found = oracles.kron_blocks(curvature(model, (x, y), "gaussian"), "0")[0]
+    torch.testing.assert_close(found, oracles.block_ggn(model, "0.weight", x, y, "gaussian"), **EXACT)
+
+
+@pytest.mark.parametrize("likelihood", KINDS)
+def test_bias_that_breaks_a_group_is_exact(likelihood):
+    net = randomised(nets.build("gconv:d4+turn:d4+turn:c4", (1, 4, 4), 3, 1, (1, 2), (1, 2), hidden=2))
+    x, y = draw(likelihood, 5, (1, 4, 4))
+    found = curvature(net, (x, y), likelihood)
+    for path in ("blocks.0.turn:d4.bias", "blocks.1.turn:c4.bias"):
         exact = oracles.block_ggn(net, f"{path}.weight", x, y, likelihood)
         torch.testing.assert_close(oracles.kron_blocks(found, path)[0], exact, **EXACT)

@@ -159,6 +159,31 @@ def test_a_larger_group_keeps_a_smaller_one():
     assert table.broken_share("d4")["blocks.1"] == pytest.approx(1 - shares["blocks.1", "gconv:d4"], abs=1e-12)
 
 
+def test_every_step_of_a_chain_is_read_off_by_itself():
+    model = relaxed("f-fc+gconv:d4+turn:d4+turn:c4+turn:c2")
+    table = symmetry(model, *reversed(taken(model)))
+    whole = sum(p.effective_parameters for p in table)
+    breaking = {
+        "d4": ("turn:d4", "turn:c4", "turn:c2", "f-fc"),
+        "c4": ("turn:c4", "turn:c2", "f-fc"),
+        "c2": ("turn:c2", "f-fc"),
+    }
+    sums = {group: sum(p.effective_parameters for p in table if p.path in paths) for group, paths in breaking.items()}
+    free = sum(p.effective_parameters for p in table if p.path == "f-fc")
+    assert table.broken() == pytest.approx({"free": free / whole, **{group: gamma / whole for group, gamma in sums.items()}})
+    shares = {(p.layer, p.path): p.share for p in table}
+    for group, paths in breaking.items():
+        assert table.broken_share(group)["blocks.1"] == pytest.approx(sum(shares["blocks.1", path] for path in paths))
+
+
+def test_a_group_that_moves_the_channels_of_a_layer_in_another_way_is_not_kept():
+    """c2 is within c4, but pairs of channels are not fields of c4."""
+    c2, c4 = ({"b": layers.gconv((4, 4, 4), (4, 4, 4), GROUPS[name], lift=False)} for name in ("c2", "c4"))
+    assert Relaxed(c4, {}, lifted=GROUPS["c4"]).keeps("b").groups == ("c4", "c2")
+    assert Relaxed(c2, {}, lifted=GROUPS["c4"]).keeps("b") == Kept(equivariant=True)
+    assert Relaxed(c2, {}, lifted=GROUPS["c2"]).keeps("b").groups == ("c2",)
+
+
 def test_a_group_is_judged_only_where_every_layer_has_a_path_for_it():
     stem, body, head = (
         learned.path(name, str(i), effective=gamma)
@@ -224,7 +249,7 @@ def test_the_table_is_read_from_its_json(name):
 def test_paths_carry_what_they_keep():
     model = relaxed("f-fc+conv+gconv:c4")
     kept = {p.path: p.keeps for p in symmetry(model, *reversed(taken(model)))}
-    assert kept == {"f-fc": NOTHING, "conv": Kept(equivariant=True), "gconv:c4": Kept(equivariant=True, groups=("c4",))}
+    assert kept == {"f-fc": NOTHING, "conv": Kept(equivariant=True), "gconv:c4": Kept(equivariant=True, groups=("c4", "c2"))}
 
 
 def test_names_of_paths_decide_nothing():

@@ -21,9 +21,10 @@ from autosym.evidence.cautions import (
     Unused,
 )
 from autosym.evidence.verdicts import Known
+from autosym.linear.groups import GROUPS, nested
 from autosym.linear.path import NOTHING, Kept
 from autosym.report.findings import class_count
-from learned import network, path
+from learned import chain, network, path
 from models import small
 
 SHIFTS = Kept(equivariant=True)
@@ -84,10 +85,10 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [
-        ({"f-fc": 0.0, "conv": 0.005, "gconv:c4": 0.995}, Kept(equivariant=True, groups=("c4",))),
+        ({"f-fc": 0.0, "conv": 0.005, "gconv:c4": 0.995}, Kept(equivariant=True, groups=("c4", "c2"))),
         ({"f-fc": 0.0, "conv": 0.01, "gconv:c4": 0.99}, SHIFTS),
-        ({"conv": 0.0, "gconv:c4": 0.0, "gconv:d4": 1.0}, Kept(equivariant=True, groups=("d4", "c4"))),
-        ({"conv": 0.03, "gconv:c4": 0.5, "gconv:d4": 0.47}, Kept(equivariant=True, groups=("c4",))),
+        ({"conv": 0.0, "gconv:c4": 0.0, "gconv:d4": 1.0}, Kept(equivariant=True, groups=nested(GROUPS["d4"]))),
+        ({"conv": 0.03, "gconv:c4": 0.5, "gconv:d4": 0.47}, Kept(equivariant=True, groups=("c4", "c2"))),
         ({"f-fc": 0.0, "gconv:c4": 0.5, "gconv:flip-vertical": 0.5}, SHIFTS),
         ({"pool": 0.4, "f-fc": 0.6}, Kept(invariant=True, every=True)),
         ({"pool": 0.4, "conv": 0.6}, NOTHING),
@@ -101,6 +102,40 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
 def test_a_layer_keeps_what_its_symmetric_paths_in_use_have_in_common(shares, expected):
     (layer,) = verdicts.layers([path(name, share=share, symmetric=name != "f-fc") for name, share in shares.items()])
     assert layer.keeps == expected
+
+
+def judged_steps(*shares):
+    """By group, what is said of a layer with a chain of paths with these shares."""
+    (layer,) = verdicts.layers(chain(*shares))
+    return layer, {step.group: (step.share, step.verdict) for step in layer.steps}
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict", "kept", "said"),
+    [
+        ((1.0, 0.0, 0.0, 0.0), "strict", "d4", ("strict", "strict", "strict")),
+        ((0.97, 0.03, 0.0, 0.0), "strict", "c4", ("nearly", "strict", "strict")),
+        ((0.5, 0.47, 0.03, 0.0), "strict", "c2", ("mixed", "nearly", "strict")),
+        ((0.5, 0.0, 0.47, 0.03), "nearly", "c2", ("mixed", "mixed", "nearly")),
+        ((0.0, 0.5, 0.25, 0.25), "mixed", "c2", ("mixed", "mixed", "mixed")),
+        ((0.25, 0.25, 0.25, 0.0, 0.25), "mixed", "c2", ("mixed", "mixed", "mixed")),
+        ((0.984, 0.008, 0.008, 0.0), "strict", "c4", ("nearly", "strict", "strict")),
+    ],
+    ids=str,
+)
+def test_every_step_of_a_chain_is_judged_by_itself(shares, verdict, kept, said):
+    layer, found = judged_steps(*shares)
+    free = sum(shares[4:])
+    expected = (sum(shares[1:4]) + free, sum(shares[2:4]) + free, shares[3] + free)
+    assert (layer.verdict, layer.keeps.group) == (verdict, kept)
+    assert list(found) == ["d4", "c4", "c2"]
+    for (share, judgement), wanted, word in zip(found.values(), expected, said, strict=True):
+        assert (share, judgement) == (pytest.approx(wanted, abs=1e-12), word)
+
+
+def test_steps_of_a_chain_with_an_unknown_share_are_not_judged():
+    layer, found = judged_steps(None, 0.5, 0.5, 0.0)
+    assert (layer.verdict, found) == ("unknown", {})
 
 
 def test_it_is_what_a_path_keeps_that_decides_not_its_name():

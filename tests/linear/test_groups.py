@@ -275,7 +275,20 @@ def test_only_groups_that_nest_share_lifted_maps():
 
 
 def test_a_group_is_named_before_those_within_it():
-    assert groups.nested(GROUPS["d4"]) == ("d4", "c4")
-    assert groups.nested(GROUPS["c4"]) == ("c4",)
-    assert groups.nested(generated("own", rotation(90))) == ("own", "c4")
+    assert groups.nested(GROUPS["d4"]) == ("d4", "c4", "c2", "flip-horizontal", "flip-vertical")
+    assert groups.nested(GROUPS["c4"]) == ("c4", "c2")
+    assert groups.nested(GROUPS["c8"]) == ("c8", "c4", "c2")
+    assert groups.nested(generated("own", rotation(90))) == ("own", "c4", "c2")
     assert groups.nested(generated("own", rotation(120))) == ("own",)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_elements_of_a_group_within_another(name):
+    """They are the same matrices, and multiply alike."""
+    group = GROUPS[name]
+    for other in GROUPS.values():
+        found = group.elements(other)
+        assert (found is not None) == (other.name in groups.nested(group))
+        if found is not None:
+            torch.testing.assert_close(group.matrices[found], other.matrices, rtol=0, atol=1e-12)
+            assert torch.equal(group.table[found][:, found], found[other.table])

@@ -95,7 +95,11 @@ UNNAMED = Kept(every=True)  # a symmetry, but of what is not said
     [
         (layers.conv(IN, OUT), Kept(equivariant=True)),
         (layers.s_conv(IN, OUT, 4), Kept(equivariant=True)),
-        (layers.gconv((1, 6, 6), (8, 6, 6), GROUPS["d4"], lift=True), Kept(equivariant=True, groups=("d4", "c4"))),
+        (layers.gconv((1, 6, 6), (8, 6, 6), GROUPS["c4"], lift=True), Kept(equivariant=True, groups=("c4", "c2"))),
+        (
+            layers.turn((1, 6, 6), (8, 6, 6), GROUPS["d4"], True, keeps=GROUPS["c4"]),
+            Kept(equivariant=True, groups=("c4", "c2")),
+        ),
         (layers.Affine(Pool(2, 48, 3), Bias((3,))), Kept(invariant=True, every=True)),
         (nn.Conv2d(2, 3, 3), Kept(equivariant=True)),
         (nn.Sequential(nn.Conv1d(2, 3, 3), nn.Linear(4, 4)), UNNAMED),
@@ -103,7 +107,7 @@ UNNAMED = Kept(every=True)  # a symmetry, but of what is not said
         (layers.fc(IN, OUT), UNNAMED),
         (nn.Identity(), UNNAMED),
     ],
-    ids=["conv", "s-conv", "gconv", "pool", "torch's", "torch's and dense", "bias of positions", "fc", "no path"],
+    ids=["conv", "s-conv", "gconv", "turn", "pool", "torch's", "torch's and dense", "bias of positions", "fc", "no path"],
 )
 def test_a_symmetric_path_keeps_what_all_its_parts_do_and_a_free_one_nothing(branch, expected):
     assert Relaxed({"any": branch}, {}).keeps("any") == expected

@@ -64,6 +64,7 @@ def test_parameter_counts_per_block(name):
         "s-fc": lambda c, hw, d, kl: c * d * (hw // 2 + max(1, kl // 2)) + d,
         "where": lambda c, hw, d, kl: (9 * c * d + d) * {2: 1, 8: 3}.get(kl, 4),  # 1x2 and 2x4 maps have fewer waves
         "gconv:c4": lambda c, hw, d, kl: 9 * c * d // 4 + d // 4,  # a filter over all lifted channels for each field
+        "turn:c4": lambda c, hw, d, kl: 3 * (9 * c * d // 4 + d // 4),  # the other three quarters of a convolution
     }
     order = 4 if "gconv" in name else 1
     width = 32 if "gconv" in name else 64
@@ -240,6 +241,73 @@ def test_sizes_that_do_not_halve_are_refused(size, message):
         nets.build("conv", (1, *size), 10)
 
 
+def kept_by(name):
+    """By path of a network, the largest group that it keeps."""
+    block = nets.build(name, (1, 8, 8), 3, **SMALL).blocks[1]
+    return {path: block.keeps(path).group for path in block}
+
+
+def test_a_turn_keeps_the_next_smaller_group_that_has_one():
+    assert kept_by("gconv:c4+turn:c4") == {"gconv:c4": "c4", "turn:c4": ""}
+    chain = {"gconv:d4": "d4", "turn:d4": "c4", "turn:c4": ""}
+    assert kept_by("gconv:d4+turn:d4+turn:c4") == kept_by("turn:c4+gconv:d4+turn:d4") == chain
+    longer = {"gconv:d4": "d4", "turn:d4": "c4", "turn:c4": "c2", "turn:c2": ""}
+    assert kept_by("gconv:d4+turn:d4+turn:c4+turn:c2") == longer
+    assert kept_by("gconv:d4+turn:d4+turn:flip-vertical") == {
+        "gconv:d4": "d4",
+        "turn:d4": "flip-vertical",
+        "turn:flip-vertical": "",
+    }
+    assert kept_by("f-fc+conv+gconv:d4+turn:d4") == {"f-fc": "", "conv": "", "gconv:d4": "d4", "turn:d4": ""}
+    assert kept_by("gconv:d4+gconv:c4+turn:c4") == {"gconv:d4": "d4", "gconv:c4": "c4", "turn:c4": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "moves", "broken"),
+    [
+        ("gconv:d4+turn:d4+turn:c4+turn:c2", TURNS, "turn:d4"),
+        ("gconv:d4+turn:d4+turn:c4+turn:c2", TURNS[1:2], "turn:c4"),
+        ("gconv:d4+turn:d4+turn:flip-vertical", FLIPS[1:2], "turn:d4"),
+    ],
+)
+def test_equivariant_networks_with_part_of_a_chain_are_invariant_to_what_it_keeps(name, moves, broken):
+    """With the steps after ``broken`` at zero."""
+    net = nets.build(name, (1, 8, 8), 3, **SMALL).double()
+    paths = name.split("+")
+    for block in net.blocks:
+        for path in paths[paths.index(broken) + 1 :]:
+            block[path].linear.weight.data.zero_()
+        for path in paths[1 : paths.index(broken) + 1]:
+            torch.nn.init.normal_(block[path].bias.weight)
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    y = net(x).detach()
+    errors = {move: float((net(move(x)).detach() - y).norm() / y.norm()) for move in (*TURNS, *FLIPS)}
+    assert all((error < 1e-10) == (move in moves) for move, error in errors.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("turn:c4", "turn:c4 of 'turn:c4' breaks c4, but no path keeps just that: add gconv:c4, or"),
+        ("conv+turn:c4", "add gconv:c4"),
+        ("gconv:d4+turn:c4", "beside a larger gconv:GROUP, also turn:GROUP"),
+        ("gconv:c4+turn:d4", "turn:d4 of .* add gconv:d4"),
+        ("gconv:c8+turn:c8", r"turn:c8 of .* use conv\+gconv:c8, or an exact group such as c4 or d4"),
+        (
+            "gconv:d4+turn:d4+turn:c4+turn:flip-vertical",
+            "turn:c4 and turn:flip-vertical of .* do not nest: flip-vertical is not",
+        ),
+        ("gconv:d4+turn:d4+turn:c2+turn:flip-vertical", "turn:c2 and turn:flip-vertical of .* do not nest"),
+        ("gconv:c4+turn:c4+turn:flip-vertical", "flip-vertical is not within c4; use a chain such as gconv:d4"),
+        ("gconv:c4+turn:c4+turn:c4", "unknown network"),
+        ("gconv:c4+turn:c3", "unknown network .* turn:GROUP and gconv:GROUP"),
+    ],
+)
+def test_steps_that_make_no_chain_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        nets.build(name, (1, 8, 8), 3, **SMALL)
+
+
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -252,6 +320,7 @@ def test_sizes_that_do_not_halve_are_refused(size, message):
         ("conv+gconv:c4", ("conv",)),
         ("f-fc+conv+gconv:c4", ("f-fc", "conv")),
         ("gconv:c4+gconv:d4", ("gconv:c4",)),
+        ("gconv:d4+turn:d4+turn:c4", ("turn:d4", "turn:c4")),
         ("f-fc+conv+gconv:c4+gconv:d4", ("f-fc", "conv", "gconv:c4")),
     ],
 )
@@ -294,7 +363,10 @@ def test_the_mean_of_paths_starts_with_the_variance_of_one(name, start, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "mlp"}, "unknown network 'mlp': join different paths of fc, f-fc, s-fc, where, conv, s-conv and gconv:GROUP"),
+        (
+            {"name": "mlp"},
+            "unknown network 'mlp': join different paths of fc, f-fc, s-fc, where, conv, s-conv, turn:GROUP and gconv:GROUP",
+        ),
         ({"name": "conv+conv"}, "unknown network 'conv[+]conv'"),
         ({"in_shape": (32, 32)}, r"in_shape must be \(channels, height, width\), got \(32, 32\)"),
         ({"channels": (1, 2)}, "2 channels and 8 strides"),

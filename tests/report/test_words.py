@@ -16,7 +16,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.dense import Dense
 from autosym.nn import layers, nets
 from autosym.report import findings, page, words
-from learned import network, path
+from learned import chain, network, path
 from models import small
 
 pytest.importorskip("jinja2")
@@ -87,11 +87,11 @@ def test_a_convolution_beside_a_group_convolution_is_a_choice():
         path(name, f"l{i}", s) for i, p in enumerate((0.0, 0.03, 0.4, 0.6)) for name, s in (("conv", p), ("gconv:c4", 1 - p))
     ]
     assert headline(rows) == (
-        "Layer 1 became equivariant to translations and c4; layer 2 is nearly equivariant to translations and c4 (3 % in plain "
-        "convolutions); layers 3 and 4 are equivariant to translations, not to c4 (40 to 60 % in plain convolutions)."
+        "Layer 1 became equivariant to translations and c4; layer 2 is nearly equivariant to translations and c4 (3 % break c4); "
+        "layers 3 and 4 are equivariant to translations, not to c4 (40 to 60 % break c4)."
     )
     assert predicates(rows[-2:], learned=False) == [
-        "has 60 % of its effective parameters in plain convolutions, at fixed precisions"
+        "has 60 % of its effective parameters in paths that break c4, at fixed precisions"
     ]
     alone = [path("gconv:c4", share=1.0)]
     assert headline(alone) == "No layer had a choice: all of them are equivariant to translations and c4 by construction."
@@ -102,13 +102,51 @@ def test_words_for_groups_within_groups_and_paths_that_are_no_convolutions():
         return [path(name.replace("_", ":"), share=share) for name, share in shares.items()]
 
     assert headline(rows(conv=0.03, gconv_c4=0.5, gconv_d4=0.47)) == (
-        "Layer 1 is nearly equivariant to translations and c4 (3 % in plain convolutions)."
+        "Layer 1 is nearly equivariant to translations and c4 (3 % break c4), not to d4 (53 % break d4)."
     )
     assert headline(rows(conv=0.0, gconv_c4=0.0, gconv_d4=1.0)) == "Layer 1 became equivariant to translations and d4."
-    assert "not to c4 or d4 (60 % in plain" in headline(rows(conv=0.6, gconv_c4=0.2, gconv_d4=0.2))
-    assert "plain convolutions" not in headline(rows(pool=0.6, gconv_c4=0.4))
+    assert "not to d4 or c4 (80 % break d4, 60 % break c4)" in headline(rows(conv=0.6, gconv_c4=0.2, gconv_d4=0.2))
+    assert "break" not in headline(rows(pool=0.6, gconv_c4=0.4))
     assert headline(rows(conv=0.6, gconv_c4=0.4), approximate={"1": ["borders and strides", "interpolation"]}) == (
-        "Layer 1 is equivariant to translations up to borders and strides, not to c4 (60 % in plain convolutions)."
+        "Layer 1 is equivariant to translations up to borders and strides, not to c4 (60 % break c4)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((1.0, 0.0, 0.0, 0.0), "became equivariant to translations and d4"),
+        ((0.6, 0.4, 0.0, 0.0), "became equivariant to translations and c4, not to d4 (40 % break d4)"),
+        (
+            (0.6, 0.37, 0.03, 0.0),
+            "became equivariant to translations and c2, nearly to c4 (3 % break c4), not to d4 (40 % break d4)",
+        ),
+        (
+            (0.6, 0.2, 0.17, 0.03),
+            "is nearly equivariant to translations and c2 (3 % break c2), not to d4 or c4 (40 % break d4, 20 % break c4)",
+        ),
+        (
+            (0.4, 0.2, 0.2, 0.2),
+            "is equivariant to translations, not to d4 or c4 or c2 (60 % break d4, 40 % break c4, 20 % break c2)",
+        ),
+        ((0.7, 0.2, 0.0, 0.0, 0.1), "uses what breaks the symmetry (10 % free) and is not equivariant to d4 (30 % break d4)"),
+        (
+            (0.6, 0.1, 0.1, 0.1, 0.1),
+            "uses position (10 % free) and is not equivariant to d4 or c4 or c2 (40 % break d4, 30 % break c4, 20 % break c2)",
+        ),
+    ],
+    ids=str,
+)
+def test_words_for_every_step_of_a_chain(shares, said):
+    assert predicates(chain(*shares)) == [said]
+    assert headline(chain(*shares)) == f"Layer 1 {said}."
+
+
+def test_layers_with_a_chain_are_said_in_one_breath_where_they_break_the_same_groups():
+    rows = [row for i, p in enumerate((0.4, 0.5, 0.03)) for row in chain(1 - p, p, 0.0, 0.0, layer=f"l{i}")]
+    assert headline(rows) == (
+        "Layers 1 and 2 became equivariant to translations and c4, not to d4 (40 to 50 % break d4); layer 3 became equivariant to "
+        "translations and c4, nearly to d4 (3 % break d4)."
     )
 
 
@@ -116,13 +154,11 @@ def test_layers_that_differ_are_not_said_in_one_breath():
     free = [path("f-fc", "l0", 0.03, symmetric=False), path("gconv:c4", "l0", 0.97)]
     plain = [path("conv", "l1", 0.04), path("gconv:c4", "l1", 0.96)]
     assert headline([*free, *plain]) == (
-        "Layer 1 is nearly equivariant to translations and c4 (3 % free); layer 2 is nearly equivariant to translations and c4 (4 % in "
-        "plain convolutions)."
+        "Layer 1 is nearly equivariant to translations and c4 (3 % free); layer 2 is nearly equivariant to translations and c4 (4 % "
+        "break c4)."
     )
     said = headline([*network(0.6), path("conv", "l1", 0.6), path("gconv:c4", "l1", 0.4)])
-    assert said == (
-        "Layer 1 uses position (60 % free); layer 2 is equivariant to translations, not to c4 (60 % in plain convolutions)."
-    )
+    assert said == ("Layer 1 uses position (60 % free); layer 2 is equivariant to translations, not to c4 (60 % break c4).")
 
     turned = [path("f-fc", "l1", 0.6, symmetric=False), path("gconv:c4", "l1", 0.4)]
     assert headline([*network(0.6), *turned]) == (
@@ -134,7 +170,7 @@ def test_layers_that_differ_are_not_said_in_one_breath():
     rows = [path(name, layer, share) for layer in ("l0", "l1") for name, share in (("conv", 0.6), ("gconv:c4", 0.4))]
     said = headline(rows, approximate={"l0": ["borders and strides"]})
     assert said.startswith(
-        "Layer 1 is equivariant to translations up to borders and strides, not to c4 (60 % in plain convolutions); layer 2"
+        "Layer 1 is equivariant to translations up to borders and strides, not to c4 (60 % break c4); layer 2"
     )
 
 
@@ -142,7 +178,7 @@ def test_the_headline_names_the_group_only_where_nothing_but_its_convolution_is_
     rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.005), path("gconv:c4", share=0.995)]
     assert headline(rows) == "Layer 1 became equivariant to translations and c4."
     rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.3), path("gconv:c4", share=0.7)]
-    assert headline(rows) == "Layer 1 became translation-equivariant."
+    assert headline(rows) == "Layer 1 became translation-equivariant, not equivariant to c4 (30 % break c4)."
     rows = [path("own", share=1.0), path("other", share=0.0, symmetric=False)]
     assert headline(rows) == "Layer 1 became symmetric."
     rows = [path("pool", share=0.4), path("fc", share=0.6, symmetric=False)]
@@ -183,7 +219,9 @@ def test_a_group_that_interpolates_is_not_called_exact():
     limits = {"1": ["interpolation"]}
     assert headline(rows, approximate=limits) == "Layer 1 became equivariant to translations and c8 up to interpolation."
     rows = [path("f-fc", share=0.0, symmetric=False), path("conv", share=0.4), path("gconv:c8", share=0.6)]
-    assert headline(rows, approximate=limits) == "Layer 1 became translation-equivariant."
+    assert headline(rows, approximate=limits) == (
+        "Layer 1 became translation-equivariant, not equivariant to c8 (40 % break c8)."
+    )
 
 
 def test_words_for_paths_that_are_constant_in_space():

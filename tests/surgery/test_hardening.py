@@ -86,6 +86,32 @@ def test_group_convolutions_become_one_convolution(group):
     assert_close(hard(x), layer(x))
 
 
+@pytest.mark.parametrize("lift", [True, False], ids=["lifting", "mixing"])
+@pytest.mark.parametrize("names", ["gconv:c4+turn:c4+conv", "gconv:d4+turn:d4+turn:c4+turn:c2"])
+def test_a_chain_becomes_one_convolution(names, lift):
+    """The biases that break a group included."""
+    model = nets.build(names, (1, 8, 8), 3, 1, (1, 1), (2, 2), hidden=2)
+    layer = shaken(model.blocks[0 if lift else 1])
+    x = torch.randn(4, 1, 8, 8) if lift else torch.randn(4, model.order, 4, 4)
+    hard = merging.plain("layer", layer)
+    assert [type(m) for m in hard] == [nn.Conv2d, Polyphase]
+    assert_close(hard(x), layer(x))
+
+
+def test_a_bias_that_breaks_a_group_is_dropped_like_the_weights():
+    """If it stayed, the network without the weights would still not be invariant."""
+    model = shaken(nets.build("gconv:c4+turn:c4", (1, 8, 8), 3, 2, (1, 2), (2, 2), hidden=2).double())
+    for block in model.blocks:
+        for parameter in block["turn:c4"].parameters():
+            parameter.data.mul_(1e-4)
+    x = torch.randn(30, 1, 8, 8, dtype=torch.float64)
+    hard = autosym.harden(model, (x, torch.arange(30) % 3), tolerance=0.05)
+    gone = {(part.path, part.part) for part in hard.hardening.parts if part.dropped}
+    assert gone == {("turn:c4", "weights"), ("turn:c4", "bias")}
+    before, after = (autosym.equivariance_error(net, "c4", x).output()["c4"] for net in (model, hard))
+    assert after < 1e-10 < before
+
+
 @pytest.mark.parametrize(
     ("padding", "mode", "expected"),
     [

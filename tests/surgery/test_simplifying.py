@@ -150,6 +150,7 @@ def test_what_is_left_out_hardens_away(strict):
         ("f-fc+conv", {"f-fc"}),
         ("f-fc+conv+gconv:c4", {"f-fc", "conv"}),
         ("conv+gconv:c4+gconv:d4", {"conv", "gconv:c4"}),
+        ("gconv:d4+turn:d4+turn:c4+turn:c2", {"turn:d4", "turn:c4", "turn:c2"}),
         ("conv", set()),
         ("f-fc", set()),
     ],

@@ -2,8 +2,9 @@
 
     share < 1 %: strict        < 5 %: nearly        else: mixed
 
-The share is the part of a layer's effective parameters in its free paths. If a layer has no free path, but plain convolutions
-beside group convolutions, the share is the part in the plain ones, and the symmetry is the group's. A free sparse path is
+The share is the part of a layer's effective parameters in its free paths. If a layer has no free path, but paths that keep no
+group beside group convolutions, the share is the part in these, and the symmetry is the group's. Each group of a layer is also a
+step of its own, with the share of all paths that break it: a layer may keep C4 and break D4. A free sparse path is
 constant in space if its inverse lengthscales were learned and are all below 0.01. Such a path breaks nothing, whatever its
 share. Shares are not judged if the evidence is not above guessing or must not be used, or if a layer has less than one
 effective parameter.
@@ -67,11 +68,21 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One group that a path of a layer is made for, and the share of all its paths that break this group."""
+
+    group: str
+    share: float
+    verdict: Literal["strict", "nearly", "mixed"]
+
+
+@dataclass(frozen=True)
 class LayerVerdict:
     """The verdict on one relaxed layer, the ``number``-th.
 
     ``share`` is the share of paths that break its symmetry (None: not known). ``keeps`` is what it keeps without them, up to
-    its ``limits``. If no path is free, ``breaks`` lists the groups that its plain convolutions break.
+    its ``limits``. If no path is free, ``breaks`` lists the groups that its paths without a group break. ``steps`` are the groups
+    of its paths, each judged by itself, the larger first.
     """
 
     number: int
@@ -82,6 +93,7 @@ class LayerVerdict:
     keeps: Kept
     breaks: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def up_to(self) -> tuple[str, ...]:
@@ -143,7 +155,8 @@ def layers(
         judged, share = _judged(own, learned, guess)
         nested = all(path.symmetric for path in own) and bool(_breaking(own))
         breaks = tuple(path.keeps.group for path in own if path.keeps.group) if nested else ()
-        found.append(LayerVerdict(number, name, own, judged, share, _keeps(own), breaks, tuple((limits or {}).get(name, ()))))
+        limited = tuple((limits or {}).get(name, ()))
+        found.append(LayerVerdict(number, name, own, judged, share, _keeps(own), breaks, limited, _steps(own)))
     return tuple(found)
 
 
@@ -162,11 +175,26 @@ def _judged(paths: Sequence[PathShare], learned: bool, guess: bool) -> tuple[Jud
         return "guess" if guess else "unused", share
     if not breaking:
         return "constant", share
-    return ("strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"), share
+    return _by_share(share), share
+
+
+def _by_share(share: float) -> Literal["strict", "nearly", "mixed"]:
+    return "strict" if share < STRICT else "nearly" if share < NEARLY else "mixed"
+
+
+def _steps(paths: Sequence[PathShare]) -> tuple[Step, ...]:
+    """The groups of a layer's paths, those with more groups within them first; none if a share is not known."""
+    own = {path.keeps.group: path.keeps for path in paths if path.keeps.group}
+    shares = {group: sum(p.share for p in paths if group not in p.keeps and not is_constant(p)) for group in own}
+    within = {group: sum(other in kept for other in own) for group, kept in own.items()}
+    steps = [
+        Step(group, shares[group], _by_share(shares[group])) for group in sorted(own, key=within.__getitem__, reverse=True)
+    ]
+    return tuple(steps) if not any(math.isnan(path.share) for path in paths) else ()
 
 
 def _breaking(paths: Sequence[PathShare]) -> list[PathShare]:
-    """The free paths, or, if there are none, the plain convolutions beside a group convolution: they break its group."""
+    """The free paths, or, if there are none, those without a group beside a group convolution: they break its group."""
     if any(not path.symmetric for path in paths):
         return [path for path in paths if not path.symmetric and not is_constant(path)]
     grouped = any(path.keeps.group for path in paths)
@@ -184,7 +212,11 @@ def _keeps(paths: Sequence[PathShare]) -> Kept:
     symmetric = [path for path in paths if path.symmetric and path not in breaking]
     in_use = [path for path in symmetric if math.isnan(path.share) or path.share >= STRICT]
     kept = [path.keeps for path in in_use or symmetric]
-    return reduce(and_, kept) if kept else Kept()
+    if not kept:
+        return Kept()
+    common = reduce(and_, kept)  # several paths that are hardly in use may together break a group that all others keep
+    broken = {group: sum(path.share for path in symmetric if group not in path.keeps) for group in common.groups}
+    return replace(common, groups=tuple(group for group, share in broken.items() if share < STRICT))
 
 
 # ---- cautions

@@ -1,5 +1,6 @@
 """Linear maps, each with its own prior: the paths, the path law, and groups."""
 
+from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Centred, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -10,11 +11,13 @@ from autosym.linear.where import Where, WhereBias
 
 __all__ = [
     "Bias",
+    "BiasContrast",
     "Centred",
     "Conv",
     "Dense",
     "FactoredIn",
     "FactoredOut",
+    "GroupContrast",
     "GroupConv",
     "Kept",
     "Path",

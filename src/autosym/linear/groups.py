@@ -66,16 +66,20 @@ class Group:
         lifted = self.act(g, x).unflatten(1, (-1, len(self)))
         return lifted[:, :, self.table[self.inverse[g]]].flatten(1, 2)
 
+    def elements(self, other: "Group") -> Tensor | None:
+        """The index in this group of every element of ``other``; None if ``other`` is not within it."""
+        near = (self.matrices - other.matrices[:, None]).abs().amax((2, 3)) + (self.shifts - other.shifts[:, None]).abs().amax(
+            2
+        )
+        return near.argmin(1) if bool((near.amin(1) < 1e-6).all()) else None
+
     def nests(self, other: "Group") -> bool:
         """Whether ``other`` acts on every block of len(other) consecutive elements of this group as on its own elements."""
-        if len(self) % len(other):
+        found = self.elements(other)
+        if found is None:
             return False
         stretches = torch.arange(0, len(self), len(other), device="cpu")[:, None]
-        for h, matrix in enumerate(other.matrices):
-            near = (self.matrices - matrix).abs().amax((1, 2))
-            if near.min() > 1e-6 or not torch.equal(self.table[near.argmin()], (stretches + other.table[h]).flatten()):
-                return False
-        return True
+        return all(torch.equal(self.table[g], (stretches + other.table[h]).flatten()) for h, g in enumerate(found))
 
     def check_size(self, size: Sequence[int]) -> None:
         """Refuse grids that the group does not act on."""
@@ -176,5 +180,6 @@ GROUPS = {
 
 
 def nested(group: Group) -> tuple[str, ...]:
-    """Names of the groups that a map over ``group`` is equivariant to: ``group`` and the groups in ``GROUPS`` that it nests."""
-    return tuple(dict.fromkeys([group.name, *(name for name, other in GROUPS.items() if group.nests(other))]))
+    """Names of the groups that a map over ``group`` is equivariant to: its own, and those of ``GROUPS`` within it, largest first."""
+    within = [other for other in GROUPS.values() if group.elements(other) is not None]
+    return tuple(dict.fromkeys([group.name, *(other.name for other in sorted(within, key=len, reverse=True))]))

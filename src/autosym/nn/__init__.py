@@ -1,6 +1,6 @@
 """Modules made of paths: relaxed layers, the networks of the papers, and symmetrised models."""
 
-from autosym.nn.layers import Affine, Branch, Factored, Relaxed, SparseFactored, conv, fc, gconv, s_conv, where
+from autosym.nn.layers import Affine, Branch, Factored, Relaxed, SparseFactored, conv, fc, gconv, s_conv, turn, where
 from autosym.nn.nets import build
 from autosym.nn.symmetrised import symmetrise
 
@@ -16,5 +16,6 @@ __all__ = [
     "gconv",
     "s_conv",
     "symmetrise",
+    "turn",
     "where",
 ]

@@ -8,12 +8,14 @@ A choice per batch would make a sample's output depend on the rest of its batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, reduce
 from operator import and_
 
 import torch
 from torch import Tensor, nn
 
+from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import CONVOLUTIONS, Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -35,7 +37,7 @@ class Branch(nn.Module):
     dense matrix; override ``plain`` to give a smaller form.
     """
 
-    constant = ""  # the name of the ``Bias`` that is added last, or ""
+    constant = ""  # the name of the ``Bias`` (or ``BiasContrast``) that is added last, or ""
 
     def parts(self) -> dict[str, tuple[str, ...]]:
         """The parts that a relaxed layer may drop, with the names of their paths: "weights", and the "bias" added last."""
@@ -58,7 +60,7 @@ class Branch(nn.Module):
         if not self.constant:
             return None
         bias = self.get_submodule(self.constant)
-        if not isinstance(bias, Bias):
+        if not isinstance(bias, (Bias, BiasContrast)):
             raise TypeError(f"the constant of {type(self).__name__} must name a Bias, but its {self.constant} is not one")
         each = bias.values()
         if self.lifted is None or each.dim() < 4:
@@ -75,7 +77,7 @@ class Affine(Branch):
 
     constant = "bias"
 
-    def __init__(self, linear: Path, bias: Bias):
+    def __init__(self, linear: Path, bias: Bias | BiasContrast):
         super().__init__()
         self.linear = linear
         self.bias = bias
@@ -178,6 +180,26 @@ def gconv(in_shape: Sequence[int], out_shape: Sequence[int], group: Group, lift:
     return Affine(GroupConv(group, channels, fields, kernel_size, lift), bias)
 
 
+def turn(
+    in_shape: Sequence[int],
+    out_shape: Sequence[int],
+    group: Group,
+    lift: bool,
+    breaks: Group | None = None,
+    keeps: Group | None = None,
+    kernel_size: int = 3,
+) -> Affine:
+    """TURN: what breaks ``breaks`` (default: ``group``) and keeps ``keeps`` among all convolutions on fields of ``group``.
+
+    Orthogonal to ``gconv`` and to the other steps of a chain of groups. Its bias breaks the group too: one number for each field
+    and contrast, so that together with ``gconv`` every convolution with a bias for each channel is there.
+    """
+    fields = out_shape[0] // len(group)
+    channels = in_shape[0] if lift else in_shape[0] // len(group)
+    linear = GroupContrast(group, channels, fields, kernel_size, lift, breaks, keeps)
+    return Affine(linear, BiasContrast(group, fields, breaks, keeps))
+
+
 class Relaxed(nn.ModuleDict):
     """The mean of named paths. ``symmetric`` paths output the full map; one polyphase choice downsamples their sum."""
 
@@ -210,6 +232,8 @@ class Relaxed(nn.ModuleDict):
         parts = [part for part in self[name].modules() if isinstance(part, Path) or type(part) in TORCH]
         said = [part.keeps if isinstance(part, Path) else TORCH[type(part)] for part in parts]
         kept = reduce(and_, said) if said else NOTHING
+        if any(isinstance(part, Path) and self.lifted and part.lifted and not self.lifted.nests(part.lifted) for part in parts):
+            kept = replace(kept, groups=())  # its group moves the channels of these fields in another way
         return Kept(every=True) if kept == NOTHING else kept
 
     def silent(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ NAMES = (
     "gconv:c4",
     "f-fc+conv+gconv:c4",
     "where+conv",
+    "gconv:c4+turn:c4",
 )
 
 
@@ -75,6 +76,9 @@ def build(
 ) -> Net:
     """A network with the paths of ``name`` in every block, e.g. ``"f-fc+conv"``, ``"where+conv"`` or ``"f-fc+conv+gconv:c4"``.
 
+    ``"gconv:d4+turn:d4+turn:c4"`` is a chain: ``turn:GROUP`` breaks its group and keeps the next smaller one that has a ``turn``,
+    the last of them translations only. No two paths of a chain have a map in common (``layers.turn``).
+
     ``channels`` and ``hidden`` are multiples of ``width``; ``in_shape`` is (channels, height, width). A sparse filter has
     ``filter_anchors`` anchors. A sparse map has ``grid_anchors`` times as many anchors as positions. With ``prior="omega"`` the
     inverse lengthscales of sparse paths are also parameters with a prior (Sec. 3.2).
@@ -85,8 +89,11 @@ def build(
     """
     paths = name.split("+")
     groups = _groups(name, paths)
-    order = max((len(group) for group in groups.values()), default=1)
-    symmetries = {path: 0 if is_free(path) else len(groups[path]) if path in groups else 1 for path in paths}
+    turns = _turns(name, paths, groups)
+    fields = max(groups.values(), key=len, default=None)
+    order = 1 if fields is None else len(fields)
+    own = {**groups, **{path: keeps for path, (_, keeps) in turns.items() if keeps is not None}}
+    symmetries = {path: 0 if is_free(path) else len(own[path]) if path in own else 1 for path in paths}
     starts = {path: 1.0 if kept == max(symmetries.values()) else start for path, kept in symmetries.items()}
     _check_sizes(in_shape, channels, strides, groups)
     if not 0 < start < math.inf:
@@ -99,11 +106,13 @@ def build(
         for path in _possible(paths, out_shape):
             if path in groups:
                 made[path] = layers.gconv(shape, out_shape, groups[path], lift=index == 0)
+            elif path in turns and fields is not None:
+                made[path] = layers.turn(shape, out_shape, fields, index == 0, *turns[path])
             else:
                 made[path] = _path(path, shape, out_shape, prior == "omega", filter_anchors, grid_anchors)
         symmetric = {path: module for path, module in made.items() if not is_free(path)}
         free = {path: module for path, module in made.items() if is_free(path)}
-        layer = Relaxed(symmetric, free, stride, lifted=next((g for g in groups.values() if len(g) == order), None))
+        layer = Relaxed(symmetric, free, stride, lifted=fields)
         # with this gain, the weighted mean of outputs of equal variance has the variance of one output
         gain = len(made) / math.hypot(*(starts[path] for path in made))
         blocks.append(scaled(layer, {path: gain * starts[path] for path in made}))
@@ -147,15 +156,11 @@ def _path(
 def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
     """The group of every group convolution among the paths. Unknown paths are refused."""
     groups = {path: GROUPS[path.removeprefix("gconv:")] for path in paths if path.removeprefix("gconv:") in GROUPS}
-    unknown = [
-        path
-        for path in paths
-        if path not in SYMMETRIC and not is_free(path) and not (path in groups and path.startswith("gconv:"))
-    ]
-    if unknown or len(set(paths)) != len(paths):
+    known = {*SYMMETRIC, *(f"{kind}:{group}" for kind in ("gconv", "turn") for group in GROUPS)}
+    if any(path not in known and not is_free(path) for path in paths) or len(set(paths)) != len(paths):
         raise ValueError(
-            f"unknown network {name!r}: join different paths of {', '.join((*FREE, *SYMMETRIC))} and gconv:GROUP by '+', with "
-            f"GROUP one of {', '.join(GROUPS)}; where:8 is where with 8 waves"
+            f"unknown network {name!r}: join different paths of {', '.join((*FREE, *SYMMETRIC))}, turn:GROUP and gconv:GROUP by "
+            f"'+', with GROUP one of {', '.join(GROUPS)}; where:8 is where with 8 waves"
         )
     largest = max(groups.values(), key=len, default=None)
     apart = [path for path, group in groups.items() if largest is not None and not largest.nests(group)]
@@ -165,6 +170,30 @@ def _groups(name: str, paths: Sequence[str]) -> dict[str, Group]:
             "symmetry: use one group, or nested ones such as c4 and d4"
         )
     return groups
+
+
+def _turns(name: str, paths: Sequence[str], groups: Mapping[str, Group]) -> dict[str, tuple[Group, Group | None]]:
+    """The group that every ``turn:GROUP`` breaks, and the one that it keeps: the next smaller with a ``turn``, or None."""
+    found = sorted((GROUPS[path.removeprefix("turn:")] for path in paths if path.startswith("turn:")), key=len, reverse=True)
+    for group in found:
+        if not group.exact:
+            raise ValueError(
+                f"turn:{group.name} of {name!r}: {group.name} does not map the grid onto itself, so nothing is orthogonal to its "
+                f"interpolated filters; use conv+gconv:{group.name}, or an exact group such as c4 or d4"
+            )
+    if found and f"gconv:{found[0].name}" not in groups:
+        raise ValueError(
+            f"turn:{found[0].name} of {name!r} breaks {found[0].name}, but no path keeps just that: add gconv:{found[0].name}, or, "
+            "beside a larger gconv:GROUP, also turn:GROUP"
+        )
+    steps = list(zip(found, [*found[1:], None], strict=True)) if found else []
+    for large, small in steps:
+        if small is not None and large.elements(small) is None:
+            raise ValueError(
+                f"turn:{large.name} and turn:{small.name} of {name!r} do not nest: {small.name} is not within {large.name}; use a "
+                "chain such as gconv:d4+turn:d4+turn:c4+turn:c2, or one of them alone"
+            )
+    return {f"turn:{large.name}": (large, small) for large, small in steps}
 
 
 def _check_sizes(in_shape: Sequence[int], channels: Sequence[int], strides: Sequence[int], groups: dict[str, Group]) -> None:

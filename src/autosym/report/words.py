@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autosym.evidence.shares import WHOLE
-from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Verdict
+from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Step, Verdict
 from autosym.linear.path import Kept
 
 APPROXIMATE = "change along held-out trajectories, or have no evidence without others that do"  # about conserved quantities
 RULE = (
-    "A layer counts as symmetric when its free paths (or, in a group network, its plain convolutions) hold less than "
+    "A layer counts as symmetric when its free paths (for a group: all paths that break the group) hold less than "
     f"{100 * STRICT:g}\u202f% of its effective parameters, and as nearly so below {100 * NEARLY:g}\u202f%."
 )
 
@@ -32,7 +32,8 @@ def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
     for layer in found.layers:
         nested = (_nested(layer), *layer.breaks) if layer.breaks else ()
         alike = _symmetry(layer) if layer.verdict != "mixed" else "" if nested else _used(layer)
-        clauses.setdefault((layer.verdict, alike, *nested), []).append(layer)
+        steps = [f"{step.verdict} {step.group}" for step in _beyond(layer)]
+        clauses.setdefault((layer.verdict, alike, *nested, *steps), []).append(layer)
     words = "; ".join(f"{named([layer.number for layer in some])} {predicate(some)}" for some in clauses.values())
     return f"{words[0].upper()}{words[1:]}."
 
@@ -42,18 +43,23 @@ def predicate(some: Sequence[LayerVerdict]) -> str:
     first, many = some[0], len(some) > 1
     symmetry = _symmetry(first)
     are, have, its = ("are", "have", "their") if many else ("is", "has", "its")
-    where = "in plain convolutions" if first.breaks else "free"
+    broken = first.keeps.group or " and ".join(first.breaks)
+    where = f"break {broken}" if first.breaks else "free"
+    others = ", ", "" if first.keeps.groups else "equivariant "
     match first.verdict:
         case "strict":
-            return f"became {symmetry}"
+            return f"became {symmetry}{_groups(some, *others)}"
         case "nearly":
-            return f"{are} nearly {symmetry} ({_shares(some)} {where})"
+            return f"{are} nearly {symmetry} ({_shares(some)} {where}){_groups(some, *others)}"
         case "mixed" if first.breaks:
-            return f"{are} {_nested(first)}, not to {' or '.join(first.breaks)} ({_shares(some)} {where})"
+            return f"{are} {_nested(first)}{_groups(some, ', ')}"
         case "mixed":
-            return f"use{'' if many else 's'} {_used(first)} ({_shares(some)} free)"
+            return (
+                f"use{'' if many else 's'} {_used(first)} ({_shares(some)} free){_groups(some, f' and {are} ', 'equivariant ')}"
+            )
         case "held":
-            return f"{have} {_shares(some)} of {its} effective parameters {where}, at fixed precisions"
+            held = f"in paths that break {broken}" if first.breaks else "free"
+            return f"{have} {_shares(some)} of {its} effective parameters {held}, at fixed precisions"
         case "constant" if any(path.symmetric for path in first.paths):
             return f"became {symmetry}: {its} free paths are constant in space, by their lengthscales"
         case "constant":
@@ -93,12 +99,34 @@ def _nested(layer: LayerVerdict) -> str:
     return f"equivariant to translations{_up_to(layer.shifts_up_to)}"
 
 
+def _beyond(layer: LayerVerdict) -> list[Step]:
+    """The groups that the layer, as its verdict says, does not keep. Elsewhere the verdict itself is about all of its groups."""
+    judged = layer.verdict in ("strict", "nearly", "mixed")
+    left = () if layer.verdict == "mixed" and layer.breaks else layer.keeps
+    return [step for step in layer.steps if judged and step.verdict != "strict" and step.group not in left]
+
+
+def _groups(some: Sequence[LayerVerdict], lead: str, equivariant: str = "") -> str:
+    """How far layers with the same verdicts are from each group that they do not keep, e.g. ", not to d4 (30 % break d4)"."""
+    said = ""
+    for verdict, word in (("nearly", "nearly"), ("mixed", "not")):
+        names = [step.group for step in _beyond(some[0]) if step.verdict == verdict]
+        shares = {name: [step.share for layer in some for step in layer.steps if step.group == name] for name in names}
+        listed = ", ".join(f"{_range(found)} break {name}" for name, found in shares.items())
+        said += f"{lead}{word} {equivariant}to {' or '.join(names)} ({listed})" if names else ""
+    return said
+
+
 def _up_to(limits: Sequence[str]) -> str:
     return f" up to {' and '.join(limits)}" if limits else ""
 
 
 def _shares(some: Sequence[LayerVerdict]) -> str:
-    low, high = (f"{100 * pick(layer.share or 0.0 for layer in some):.3g}" for pick in (min, max))
+    return _range([layer.share or 0.0 for layer in some])
+
+
+def _range(shares: Sequence[float]) -> str:
+    low, high = (f"{100 * pick(shares):.3g}" for pick in (min, max))
     return f"{high} %" if low == high else f"{low} to {high} %"
 
 

@@ -1,6 +1,6 @@
 """harden: turn a relaxed model back into ordinary torch layers, with only the paths that it needs.
 
-A part of a relaxed layer is the weights of a path, or the bias of a free path. It is dropped if its share of the layer's
+A part of a relaxed layer is the weights of a path, or a bias that breaks its symmetry. It is dropped if its share of the layer's
 effective parameters is at most the tolerance. Given data, the outputs of the whole model must also change by at most that:
 
     share = gamma_part / gamma_layer          change = |f - f_hardened| / |f - mean f|
@@ -153,7 +153,7 @@ class _Part:
 
 
 def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
-    """The parts of every relaxed layer that may be dropped: the weights of all paths, and the biases of free paths.
+    """The parts of every relaxed layer that may be dropped: the weights of all paths, and biases of free paths or that break a group.
 
     Other biases stay: they merge into a convolution.
     """
@@ -164,10 +164,10 @@ def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
         for path, branch in module.items():
             stem = f"{layer}.{path}".lstrip(".")
             for part, names in branch.parts().items() if isinstance(branch, (Branch, Path)) else ():
-                if part == "weights" or path in module.free:
+                inside = [inner for name in names for inner in branch.get_submodule(name).modules() if isinstance(inner, Path)]
+                if part == "weights" or path in module.free or not all(inner.keeps.every for inner in inside):
                     stems = [f"{stem}.{name}".rstrip(".") for name in names]
-                    inside = [inner for name in names for inner in branch.get_submodule(name).modules()]
-                    weights = [inner.weight for inner in inside if isinstance(inner, Path)]
+                    weights = [inner.weight for inner in inside]
                     parts.append(_Part(layer, path, part, weights, found.share(layer, *stems) if found else math.nan))
     return parts
 
