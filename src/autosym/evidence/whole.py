@@ -7,6 +7,7 @@ It is exact where either the weights or the rows (samples times outputs) are few
 """
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,13 +24,14 @@ from autosym.curvature.verification import refuse_batch_dependence
 from autosym.evidence import laplace
 from autosym.evidence.factorised import by_rows, by_weights
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.probes import AT_ONCE, Whitened, by_probes
+from autosym.evidence.probes import FEWEST, Allowance, Whitened, by_probes
 from autosym.evidence.record import Evidence
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
 FEW = 6_000  # weights or rows: a matrix of that size is factorised at once
 WORK = {"cpu": 4e12, "cuda": 4e14}  # multiplications that may be spent on it
+PRODUCTS = 4_000  # with the matrix: at most so many
 
 How = Literal["weights", "rows", "probes"]
 
@@ -89,7 +91,6 @@ class Whole:
             raise ValueError("the evidence of the whole network is known at one prior only: refine the fit again")
 
 
-@arithmetic.true_float32()
 def at(
     model: nn.Module,
     data: Data,
@@ -100,31 +101,41 @@ def at(
     seed: int = 0,
     how: How | None = None,
     probes: int = 64,
+    products: int = PRODUCTS,
+    seconds: float | None = None,
     offset: Tensor | None = None,
     batch_size: int | None = None,
     memory: float | None = None,
+    tf32: bool = False,
 ) -> Whole:
     """The evidence at ``prior`` of the weights and data that ``laplace`` was taken at, or of the linearised network at an ``offset``.
 
     Probes are drawn by ``seed`` until two standard errors are at most ``nats``, or there are as many as ``probes``. Steps are made
-    until truncation is at most half of ``nats``. By default a matrix is factorised where that is cheap; ``how`` decides otherwise.
-    ``batch_size`` and ``memory`` are those of ``curvature.kfac``.
+    until truncation is at most half of ``nats``. Both stop where so many ``products`` with the matrix were made, or ``seconds`` have
+    passed (then the number depends on the machine); ``standard_error`` and ``truncation`` say what was reached. By default a matrix is
+    factorised where that is cheap; ``how`` decides otherwise. ``batch_size``, ``memory`` and ``tf32`` are those of ``curvature.kfac``.
     """
-    if not nats > 0 or probes < AT_ONCE:
-        raise ValueError(f"nats must be positive, got {nats}, and there must be {AT_ONCE} probes at least, got {probes}")
+    begun = time.perf_counter()
+    if not nats > 0 or probes < FEWEST or products < FEWEST or (seconds is not None and not seconds > 0):
+        raise ValueError(
+            f"nats and seconds must be positive, got {nats} and {seconds}, and there must be {FEWEST} probes and products at least, "
+            f"got {probes} and {products}"
+        )
+    if how not in (None, "weights", "rows", "probes"):
+        raise ValueError(f"how must be 'weights', 'rows', 'probes' or None, got {how!r}")
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
     refuse_other(model, data, laplace, prior)
-    H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory)
+    H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory, tf32=tf32)
     H.offset = offset
     precision = prior.precision()
     how = route(model, laplace, memory) if how is None else how
-    if how == "probes":
-        found = by_probes(Whitened(H, laplace, precision), nats, seed, probes, memory)
-    elif how in ("weights", "rows"):
-        found = (by_weights if how == "weights" else by_rows)(H, laplace, precision, memory)
-    else:
-        raise ValueError(f"how must be 'weights', 'rows', 'probes' or None, got {how!r}")
+    with arithmetic.true_float32(not tf32):
+        if how == "probes":
+            whitened = Whitened(H, laplace, precision)
+            found = by_probes(whitened, nats, seed, probes, memory, Allowance(H, products, seconds, begun))
+        else:
+            found = (by_weights if how == "weights" else by_rows)(H, laplace, precision, memory)
     with torch.no_grad():
         record, sizes = _record(H, laplace, prior), laplace.sizes
         complexity = 0.5 * (found.log_det + (sizes * (prior.log_precision - math.log(2 * math.pi))).sum())
