@@ -174,9 +174,7 @@ def _derivatives(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents
     """Those of ``outputs`` along each of ``cotangents`` (k, ...), by inputs: in blocks, or one by one if an operation has no blocks."""
 
     def derivatives(cotangents: Sequence[Tensor], batched: bool) -> list[Tensor]:
-        found = torch.autograd.grad(
-            outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
-        )
+        found = torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched)
         shape = [len(cotangents[0])] * batched
         return [i.new_zeros([*shape, *i.shape]) if g is None else g for i, g in zip(inputs, found, strict=True)]
 

@@ -21,7 +21,9 @@ from autosym.evidence.kernel import Rows
 from autosym.evidence.laplace import Laplace
 from autosym.runtime import processes
 
-STRENGTH = 0.4  # t: of the Kronecker factors in the preconditioner, as they are too large
+STRENGTH = (
+    0.05  # t: of the Kronecker factors in the preconditioner. A small spectrum below 1 takes more steps than a large one above
+)
 AT_ONCE, FEWEST = 8, 4  # probes at once, and where little work is allowed (fewer tell too little of their spread)
 MOST_STEPS, USUAL_STEPS = 120, 25  # of each probe
 TRACE = 1e10  # rows times weights: with more, the mean of z^T A z costs too much
