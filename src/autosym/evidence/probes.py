@@ -25,8 +25,8 @@ STRENGTH = (
     0.05  # t: of the Kronecker factors in the preconditioner. A small spectrum below 1 takes more steps than a large one above
 )
 AT_ONCE, FEWEST = 8, 4  # probes at once, and where little work is allowed (fewer tell too little of their spread)
-MOST_STEPS, USUAL_STEPS = 120, 25  # of each probe
-TRACE = 1e10  # rows times weights: with more, the mean of z^T A z costs too much
+LEAST_STEPS, USUAL_STEPS, MOST_STEPS = 5, 25, 120  # of each probe
+TRACE = 1e9  # rows times weights: with more, the mean of z^T A z costs too much
 
 
 class Allowance:
@@ -64,7 +64,7 @@ def by_probes(whitened: "Whitened", nats: float, seed: int, most: int, memory: f
         lower, upper = found.log_bracket(whitened.least)
         gap, left = float((upper - lower).mean()) / 2, allowance.left()
         reached = 0.5 * float(upper.std()) / math.sqrt(count + max(left, 0.0) / found.steps)
-        return not values and (gap <= max(nats / 2, reached) or left < count)
+        return not values and found.steps >= LEAST_STEPS and (gap <= max(nats / 2, reached) or left < count)
 
     while 2 * error > nats and len(values) < most and count > 0:
         z = whitened.probes(seed, len(values), min(count, most - len(values)))
