@@ -14,6 +14,8 @@ from autosym.evidence.kernel import Rows, rows_of
 from autosym.evidence.laplace import Laplace
 
 BATCH = 64  # samples whose Jacobian is formed at once, at most
+PANEL, COLUMNS = 512, 4096  # rows of a symmetric product that are formed at once, and columns that are converted at once
+MOVED = 500  # multiplications in the time in which a number of a large matrix is read and written a few times
 
 
 @dataclass(frozen=True)
@@ -55,40 +57,72 @@ class Jacobians:
 def by_weights(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], memory: float | None) -> Found:
     """By a matrix of all weights, summed over samples."""
     names = [site.name for site in H.sites if site.name not in laplace.left_out]
-    total: Tensor | None = None
+    scale, sizes = float(H.likelihood.scale().detach()), [laplace.parameters[name].numel() for name in names]
+    total = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64, device=H.device)
     for paths in Jacobians(H, laplace, memory, alone=True):
         rows = {path.name: path for path in paths}
-        whitened = torch.cat([rows[name].dense().double() * precision[name] ** -0.5 for name in names], 1)
-        total = whitened.mT @ whitened if total is None else total.addmm_(whitened.mT, whitened)
-    assert total is not None
-    root = _root(float(H.likelihood.scale().detach()) * total)
-    kept = torch.cholesky_inverse(root).diagonal()  # of (I + H)^-1: what the data leave to the prior
-    sizes = [laplace.parameters[name].numel() for name in names]
+        whitened = torch.cat([rows[name].finite().dense().double() * (scale / precision[name]) ** 0.5 for name in names], 1)
+        _add_products(total, whitened.mT)
+    root = _root(total)
+    log_det, root = _log_det(root), root.to(H.parameters[0].dtype)
+    inverse = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype, device=root.device), upper=False)
+    kept = inverse.square().sum(0, dtype=torch.float64)  # the diagonal of (I + H)^-1: what the data leave to the prior
     gamma = {name: float((1 - part).sum()) for name, part in zip(names, kept.split(sizes), strict=True)}
-    return Found(2 * float(root.diagonal().log().sum()), gamma)
+    return Found(log_det, gamma)
 
 
 def by_rows(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], memory: float | None) -> Found:
-    """By a matrix of all samples and outputs, summed over paths. Its parts are formed twice, as they are too large to keep.
+    """By a matrix of all samples and outputs, summed over paths. Paths of few weights are joined, of others outer products are kept.
 
-    Products are in float64: rounding of large eigenvalues would else be larger than the identity.
+    Its products are in float64: rounding of large eigenvalues would else be larger than the identity. Effective parameters are sums of
+    squares, for which the model's own precision will do: |L^-1 J|^2 = tr (I + K)^-1 J J^T.
     """
     jacobians = Jacobians(H, laplace, memory, alone=True)
     shown = [(x, places) for x, _, _, places in jacobians.shown]
     x, places = torch.cat([x for x, _ in shown]), torch.cat([places for _, places in shown])
-    scale, total = float(H.likelihood.scale().detach()), None
-    paths = [path for path in jacobians.of(x, places) if path.name not in laplace.left_out]
-    for path in paths:
-        part = path.double().kernel().mul_(scale / precision[path.name])
-        total = part if total is None else total.add_(part)
-    assert total is not None
+    scale = float(H.likelihood.scale().detach())
+    paths = [path.finite() for path in jacobians.of(x, places) if path.name not in laplace.left_out]
+    few = [path for path in paths if path.inputs is None or outer_is_slower(path.gradients.shape[2], path.inputs.shape[2])]
+    many = [path.double() for path in paths if all(path is not other for other in few)]
+    joined = [path.dense() * (scale / precision[path.name]) ** 0.5 for path in few]
+    rows = paths[0].gradients.shape[0 if paths[0].inputs is None else 1]
+    total = torch.zeros(rows, rows, dtype=torch.float64, device=H.device)
+    for dense in joined:
+        for part in dense.split(COLUMNS, 1):
+            _add_products(total, part.double())
+    for path in many:
+        for one, other in path.factors():
+            total.addcmul_(one, other, value=scale / precision[path.name])
     root = _root(total)
-    inverse = torch.cholesky_inverse(root)
-    gamma = {path.name: scale / precision[path.name] * float((inverse * path.double().kernel()).sum()) for path in paths}
-    return Found(2 * float(root.diagonal().log().sum()), gamma)
+    log_det, own = _log_det(root), root.to(H.parameters[0].dtype)
+    gamma = {}
+    for path, dense in zip(few, joined, strict=True):
+        parts = (torch.linalg.solve_triangular(own, part, upper=False) for part in dense.split(COLUMNS, 1))
+        gamma[path.name] = float(sum(part.square().sum(dtype=torch.float64) for part in parts))
+    inverse = torch.cholesky_inverse(root) if many else root
+    for path in many:
+        spent = sum(float((one.mul_(other) * inverse).sum()) for one, other in path.factors())
+        gamma[path.name] = scale / precision[path.name] * spent
+    return Found(log_det, gamma)
+
+
+def outer_is_slower(out: int, inside: int) -> bool:
+    """Whether the products of rows are faster by all their weights than by the two vectors of each block: moving numbers costs too."""
+    return out * inside <= out + inside + MOVED
+
+
+def _add_products(total: Tensor, rows: Tensor) -> None:
+    """Add all products of ``rows`` with each other to the lower part of ``total``, in place."""
+    for begin in range(0, len(rows), PANEL):
+        end = min(begin + PANEL, len(rows))
+        total[begin:end, :end].addmm_(rows[begin:end], rows[:end].mT)
 
 
 def _root(matrix: Tensor) -> Tensor:
-    """The Cholesky factor of I + ``matrix``, which is overwritten."""
+    """The Cholesky factor of I + ``matrix``, of which the lower part is read, and which is overwritten."""
     matrix.diagonal().add_(1)
     return torch.linalg.cholesky(matrix)
+
+
+def _log_det(root: Tensor) -> float:
+    return 2 * float(root.diagonal().log().sum())

@@ -9,6 +9,7 @@ bound in expectation. With one output the cost does not depend on the number of 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -182,6 +183,19 @@ class Rows:
                 f"the kernel of {self.name} overflowed {t.dtype}: rescale the inputs or the targets, or use model.double()"
             )
         return found
+
+    def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Two matrices (rows, rows) for each block, whose elementwise product is that block's part of ``kernel``. With ``inputs`` only."""
+        assert self.inputs is not None
+        return ((t @ t.mT, a @ a.mT) for t, a in zip(self.gradients, self.inputs, strict=True))
+
+    def finite(self) -> "Rows":
+        """The same; a NotFinite if numbers overflowed."""
+        if not all(torch.isfinite(t).all() for t in (self.gradients, self.inputs) if t is not None):
+            raise NotFinite(
+                f"the Jacobian of {self.name} overflowed {self.gradients.dtype}: rescale the inputs or the targets, or use model.double()"
+            )
+        return self
 
     def double(self) -> "Rows":
         """The same in float64."""

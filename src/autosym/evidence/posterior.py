@@ -55,11 +55,11 @@ class Posterior:
         check_link(link)
         x = checked_inputs(self.model, x)
         parameters = [site.parameter for site in sites(self.model)]
-        vectors = [parts_of(v.to(x.device), parameters) for v in (self.offset, *self.draws)]
+        vectors = parts_of(torch.cat([self.offset[None], self.draws]).to(x.device), parameters)
         parts = []
         for part in x.split(256):
             f, along, _ = linear(self.model, parameters, part)
-            parts.append(torch.stack([f, *(along(v) for v in vectors)]).double())
+            parts.append(torch.cat([f[None], along(vectors)]).double())
         outputs = torch.cat(parts, 1)
         mean, deviations = outputs[0] + outputs[1], outputs[2:]
         covariance = torch.einsum("kbi,kbj->bij", deviations, deviations) / len(deviations)

@@ -7,6 +7,7 @@ effective parameters of every path too.
 """
 
 import math
+import time
 import zlib
 from collections.abc import Mapping
 
@@ -20,31 +21,61 @@ from autosym.evidence.kernel import Rows
 from autosym.evidence.laplace import Laplace
 from autosym.runtime import processes
 
-STRENGTH = 0.4  # t: of the Kronecker factors in the preconditioner, as they are too large
-AT_ONCE, MOST_STEPS = 8, 120  # probes at once (fewer tell too little of their spread), and steps of each at most
-MANY = 32  # outputs: with more, the mean of z^T A z costs too much
+STRENGTH = (
+    0.05  # t: of the Kronecker factors in the preconditioner. A small spectrum below 1 takes more steps than a large one above
+)
+AT_ONCE, FEWEST = 8, 4  # probes at once, and where little work is allowed (fewer tell too little of their spread)
+LEAST_STEPS, USUAL_STEPS, MOST_STEPS = 5, 25, 120  # of each probe
+TRACE = 1e9  # rows times weights: with more, the mean of z^T A z costs too much
 
 
-def by_probes(whitened: "Whitened", nats: float, seed: int, most: int, memory: float | None) -> Found:
-    """Probes, a few at a time, until their standard error is small enough. The first find the number of steps, for all."""
-    mean = whitened.trace(memory) if whitened.laplace.outputs <= MANY else None
+class Allowance:
+    """How many products with H may still be made: so many ``products`` in all, and as many as fit into ``seconds`` since ``begun``.
+
+    Seconds are those of the first process, for all.
+    """
+
+    def __init__(self, H: GaussNewton, products: int, seconds: float | None = None, begun: float = 0.0):
+        self.H, self.products, self.seconds = H, products, seconds
+        self.begun, self.before, self.ready = begun, H.products, time.perf_counter()
+
+    def left(self) -> float:
+        made = self.H.products - self.before
+        left = float(self.products - made)
+        if self.seconds is not None and made:
+            now = time.perf_counter()
+            rest = self.seconds - (now - self.begun)
+            left = min(left, processes.agreed(rest / ((now - self.ready) / made)))
+        return left
+
+
+def by_probes(whitened: "Whitened", nats: float, seed: int, most: int, memory: float | None, allowance: Allowance) -> Found:
+    """Probes, a few at a time, until their standard error is small enough. The first find the number of steps, for all.
+
+    Steps are enough if truncation is within half of ``nats``, or within the standard error that the rest of the allowance can reach.
+    """
+    mean = whitened.trace(memory) if whitened.cheap_trace else None
     values: list[Tensor] = []
     gammas: list[Tensor] = []
     steps, error, truncation, slope = MOST_STEPS, math.inf, 0.0, 0.0
+    count = AT_ONCE if allowance.seconds is None and allowance.left() >= AT_ONCE * USUAL_STEPS else FEWEST
 
     def enough(found: Solution) -> bool:
         lower, upper = found.log_bracket(whitened.least)
-        return not values and float((upper - lower).mean()) / 2 <= nats / 2
+        gap, left = float((upper - lower).mean()) / 2, allowance.left()
+        reached = 0.5 * float(upper.std()) / math.sqrt(count + max(left, 0.0) / found.steps)
+        return not values and found.steps >= LEAST_STEPS and (gap <= max(nats / 2, reached) or left < count)
 
-    while 2 * error > nats and len(values) < most:
-        z = whitened.probes(seed, len(values), min(AT_ONCE, most - len(values)))
-        found = solve(whitened, z, enough, steps)
+    while 2 * error > nats and len(values) < most and count > 0:
+        z = whitened.probes(seed, len(values), min(count, most - len(values)))
+        found = solve(whitened, z, enough, steps, check=5 if allowance.seconds is None else 1)
         lower, upper = found.log_bracket(whitened.least)
         slope = slope if values or mean is None else found.log_slope()
         values += list(upper if mean is None else upper - slope * (found.forms - mean))
         gammas += list(whitened.gammas(z, found.x).cpu())
         steps, truncation = found.steps, max(truncation, float((upper - lower).mean()) / 2)
         error = 0.5 * standard_error(torch.stack(values))
+        count = min(AT_ONCE, int(allowance.left() / steps))
     log_det = whitened.log_det + float(torch.stack(values).mean())
     gamma = {site.name: float(g) for site, g in zip(whitened.H.sites, torch.stack(gammas).mean(0), strict=True)}
     return Found(log_det, gamma, error, truncation, len(values), steps)
@@ -85,6 +116,11 @@ class Whitened:
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.kept * v + self.scale * self.turned(self.H(self.turned(v, back=False)), back=True)
+
+    @property
+    def cheap_trace(self) -> bool:
+        """Whether the mean of z^T A z costs little beside the products."""
+        return self.laplace.samples * self.laplace.outputs * float(self.laplace.sizes.sum()) <= TRACE
 
     def trace(self, memory: float | None) -> float:
         """The mean of z^T A z over all probes: the sum of squares of R^T J B, and what is kept of D."""

@@ -4,9 +4,11 @@
 
 It is exact where either the weights or the rows (samples times outputs) are few (``factorised``). Else it is estimated by random probes
 (``probes``): they have a standard error, and the number of their steps a bound of its own. Both give the effective parameters of paths.
+The work of each is counted (``costs``).
 """
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -18,20 +20,18 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import Pass, alike, budget
+from autosym.curvature.passes import Pass, alike
 from autosym.curvature.verification import refuse_batch_dependence
-from autosym.evidence import laplace
+from autosym.evidence import costs, laplace
+from autosym.evidence.costs import How
 from autosym.evidence.factorised import by_rows, by_weights
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.probes import AT_ONCE, Whitened, by_probes
+from autosym.evidence.probes import FEWEST, Allowance, Whitened, by_probes
 from autosym.evidence.record import Evidence
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
-FEW = 6_000  # weights or rows: a matrix of that size is factorised at once
-WORK = {"cpu": 4e12, "cuda": 4e14}  # multiplications that may be spent on it
-
-How = Literal["weights", "rows", "probes"]
+PRODUCTS = 4_000  # with the matrix: at most so many
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ class Whole:
             raise ValueError("the evidence of the whole network is known at one prior only: refine the fit again")
 
 
-@arithmetic.true_float32()
 def at(
     model: nn.Module,
     data: Data,
@@ -100,31 +99,41 @@ def at(
     seed: int = 0,
     how: How | None = None,
     probes: int = 64,
+    products: int = PRODUCTS,
+    seconds: float | None = None,
     offset: Tensor | None = None,
     batch_size: int | None = None,
     memory: float | None = None,
+    tf32: bool = False,
 ) -> Whole:
     """The evidence at ``prior`` of the weights and data that ``laplace`` was taken at, or of the linearised network at an ``offset``.
 
     Probes are drawn by ``seed`` until two standard errors are at most ``nats``, or there are as many as ``probes``. Steps are made
-    until truncation is at most half of ``nats``. By default a matrix is factorised where that is cheap; ``how`` decides otherwise.
-    ``batch_size`` and ``memory`` are those of ``curvature.kfac``.
+    until truncation is at most half of ``nats``. Both stop where so many ``products`` with the matrix were made, or ``seconds`` have
+    passed (then the number depends on the machine); ``standard_error`` and ``truncation`` say what was reached. By default the way that takes
+    the least work is taken (``evidence.costs``); ``how`` decides otherwise. ``batch_size``, ``memory`` and ``tf32`` are those of ``curvature.kfac``.
     """
-    if not nats > 0 or probes < AT_ONCE:
-        raise ValueError(f"nats must be positive, got {nats}, and there must be {AT_ONCE} probes at least, got {probes}")
+    begun = time.perf_counter()
+    if not nats > 0 or probes < FEWEST or products < FEWEST or (seconds is not None and not seconds > 0):
+        raise ValueError(
+            f"nats and seconds must be positive, got {nats} and {seconds}, and there must be {FEWEST} probes and products at least, "
+            f"got {probes} and {products}"
+        )
+    if how not in (None, "weights", "rows", "probes"):
+        raise ValueError(f"how must be 'weights', 'rows', 'probes' or None, got {how!r}")
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
     refuse_other(model, data, laplace, prior)
-    H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory)
+    H = GaussNewton(model, data, laplace.likelihood, batch_size=batch_size, memory=memory, tf32=tf32)
     H.offset = offset
     precision = prior.precision()
-    how = route(model, laplace, memory) if how is None else how
-    if how == "probes":
-        found = by_probes(Whitened(H, laplace, precision), nats, seed, probes, memory)
-    elif how in ("weights", "rows"):
-        found = (by_weights if how == "weights" else by_rows)(H, laplace, precision, memory)
-    else:
-        raise ValueError(f"how must be 'weights', 'rows', 'probes' or None, got {how!r}")
+    how = costs.of(model, data, laplace, memory).cheapest if how is None else how
+    with arithmetic.true_float32(not tf32):
+        if how == "probes":
+            whitened = Whitened(H, laplace, precision)
+            found = by_probes(whitened, nats, seed, probes, memory, Allowance(H, products, seconds, begun))
+        else:
+            found = (by_weights if how == "weights" else by_rows)(H, laplace, precision, memory)
     with torch.no_grad():
         record, sizes = _record(H, laplace, prior), laplace.sizes
         complexity = 0.5 * (found.log_det + (sizes * (prior.log_precision - math.log(2 * math.pi))).sum())
@@ -171,18 +180,6 @@ def log_evidence(
     prior = Prior(estimate.names, prior_precision)
     found = estimate(prior) if curvature == "kronecker" else at(model, data, estimate, prior).evidence
     return float(found.log_evidence.detach())
-
-
-def route(model: nn.Module, laplace: Laplace, memory: float | None = None) -> How:
-    """How the evidence is found: by the smaller matrix if it can be formed and factorised, else by probes."""
-    device = next(model.parameters()).device
-    weights, rows = int(laplace.sizes.sum()), laplace.samples * laplace.outputs
-    few, work = min(weights, rows), weights * rows * min(weights, rows)
-    size = next(model.parameters()).element_size()
-    room = 40 * few**2 + (2 * size * rows * weights if rows < weights else 0)  # five matrices, and the Jacobian as it is joined
-    if few > FEW or work > WORK["cuda" if device.type == "cuda" else "cpu"] or room > 2 * budget(memory, device):
-        return "probes"
-    return "rows" if rows < weights else "weights"
 
 
 def refuse_other(model: nn.Module, data: Data, laplace: Laplace, prior: Prior) -> None:

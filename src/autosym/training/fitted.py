@@ -24,7 +24,7 @@ from autosym.evidence.mode import Mode
 from autosym.evidence.predictive import Link, Predictive, predictive
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry, symmetry
-from autosym.evidence.whole import How, Whole
+from autosym.evidence.whole import PRODUCTS, How, Whole
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, check_module
 from autosym.runtime.records import pack, unpack
@@ -101,19 +101,22 @@ class Fit:
         nats: float = 5.0,
         *,
         probes: int = 64,
+        products: int = PRODUCTS,
+        seconds: float | None = None,
         seed: int = 0,
         how: How | None = None,
         memory: float | None = None,
+        tf32: bool = False,
     ) -> "Fit":
         """The same fit with the evidence of the whole network in place of its Kronecker approximation, and shares by it.
 
-        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes`` make them. There
-        are none where a matrix of all weights, or of all samples, can be factorised (``evidence.whole``). Compare refined fits with
-        refined ones.
+        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes``, ``products`` with the
+        matrix, or ``seconds`` make them. There are none where a matrix of all weights, or of all samples, can be factorised
+        (``evidence.whole``). With ``tf32`` arithmetic is as torch is set. Compare refined fits with refined ones.
         """
         self.check_weights()
-        at = (self.model, data, self.laplace, self.prior)
-        found = whole.at(*at, nats=nats, probes=probes, seed=seed, how=how, memory=memory)
+        at, work = (self.model, data, self.laplace, self.prior), {"probes": probes, "products": products, "seconds": seconds}
+        found = whole.at(*at, nats=nats, **work, seed=seed, how=how, memory=memory, tf32=tf32)
         return replace(self, evidence=found.evidence, estimate=found)
 
     def mode(self, data: Data, nats: float = 0.1, *, memory: float | None = None) -> Mode:
