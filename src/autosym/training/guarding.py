@@ -1,7 +1,7 @@
 """Guards of a run: what a collapse is, what the run goes back to, when it may settle, and where it ends.
 
-A network may forget what the evidence does not want. A collapse is a loss near that of guessing, or evidence far below all
-before, with less evidence than the last good snapshot has.
+A network may forget what the evidence does not want. A collapse is a loss near that of guessing, with less evidence than the best
+snapshot has, or evidence far below all before.
 """
 
 import math
@@ -32,9 +32,9 @@ def lost(run: Run, loss: float) -> str | None:
     explained = start.guess - low
     if run.schedule.step == "none" or explained <= start.least or not loss > low + NEAR * explained:
         return None  # without evidence a prior that is held may want it so
-    kept = progress.snapshots[progress.good].log_evidence
-    now = None if kept is None else _evidence(run)
-    if kept is not None and now is not None and now >= kept:
+    kept = [snapshot.log_evidence for snapshot in progress.snapshots.values() if snapshot.log_evidence is not None]
+    now = _evidence(run) if kept else None
+    if now is not None and now >= max(kept):  # the start's too: what is more than the last step's may be far below it
         progress.low = loss
         return None
     return f"the loss, {loss:.3g}, is near that of guessing, {start.guess:.3g}"
@@ -49,7 +49,8 @@ def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
     gone = processes.agreed(sum(line["effective_parameters"].values())) < 1
     if gone and kept is not None and now < kept:
         return "no effective parameters are left"
-    before = evidence(progress.lines)
+    started = _start(run).log_evidence
+    before = ([] if started is None else [started]) + evidence(progress.lines)
     if before and now < min(before) - max(max(before) - min(before), abs(min(before))):
         return f"the log evidence fell to {now:.0f}"
     return None
