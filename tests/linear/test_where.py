@@ -299,6 +299,12 @@ def test_the_rest_does_not_see_what_pool_sees():
 # ---- the layer
 
 
+def test_pictures_are_the_filters_of_every_wave():
+    assert Where(2, 3, (5, 5), 4).pictures().shape == (4 * 3 * 2, 3, 3)
+    assert Where(2, 3, (7,), 2, 5, dims=1).pictures().shape == (2 * 3 * 2, 1, 5)
+    assert Conv(2, 3, dims=3).pictures().shape == (3 * 2 * 3, 3, 3)
+
+
 def test_layers_where_has_four_waves_and_takes_smaller_maps():
     layer = layers.where((2, 8, 8), (3, 4, 4))
     assert (layer.linear.waves, layer.bias.waves, layer.linear.stride) == (4, 4, (2, 2))
