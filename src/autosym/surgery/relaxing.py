@@ -331,7 +331,8 @@ def _is_free(path: str) -> bool:
 def _free(path: str, conv: Conv, seen: Seen) -> Branch:
     in_shape, out_shape = seen.in_shape, seen.out_shape
     if path not in FREE or path == "where":
-        waves = fitting_waves(out_shape[1:], layers.waves_of(path))
+        wanted = layers.waves_of(path)
+        waves = fitting_waves(out_shape[1:], wanted) or wanted or 0  # none fit: the path says why
         return Affine(Where.beside(conv, out_shape, waves), WhereBias(out_shape, waves))
     if path == "fc":
         return layers.fc(in_shape, out_shape)
