@@ -95,7 +95,7 @@ FAULTS = {
         "flattened.permuted and maps.count(maps[0]) > 1", "flattened.permuted", "surgery/test_relaxing.py -k 'maps or tokens'"),
     "observation: what follows a container is not its last layer": Fault("surgery/observation.py",
         "if not list(module.children()):", "if True:", "surgery/test_relaxing_normalisation.py -k 'fold'"),
-    "conversion: sizes at the start upside down": Fault("surgery/relaxing.py",
+    "conversion: sizes at the start upside down": Fault("surgery/free_paths.py",
         "factor.start_size = wanted / found", "factor.start_size = found / wanted", "evidence/test_relaxed_evidence.py"),
     "conversion: the free part of a dense layer is all of it": Fault("surgery/relaxing.py",
         "2 * (by_position - invariant[..., None] / positions)", "2 * by_position", "surgery/test_relaxing.py -k pool"),
