@@ -228,7 +228,7 @@ def plain_networks(draw):
 
 
 @examples(15)
-@given(plain_networks(), st.sampled_from(["f-fc", "fc", "s-fc", "f-fc+fc"]))
+@given(plain_networks(), st.sampled_from(["f-fc", "fc", "s-fc", "where", "where:8", "f-fc+fc"]))
 def test_a_relaxed_model_is_the_same_function(made, paths):
     model, x = made
     before = copy.deepcopy(model.state_dict())

@@ -98,6 +98,7 @@ def test_waves_are_cached_but_not_those_of_a_trace_or_of_inference():
         (lambda: Where(1, 1, (8, 8), 5), "5 waves on a map of 8x8 would have a cosine without its sine: take 4"),
         (lambda: WhereBias((2, 8), 1), "cosine without its sine: take 2"),
         (lambda: Where(1, 1, (5, 5), 4)(torch.zeros(1, 1, 1, 3)), "a map of 1x3 has 2 waves, not 4"),
+        (lambda: nets.build("where:1+conv", (1, 4, 4), 2, 1, (1,), (1,)), "1 waves on a map of 4x4 .* take 2"),
         (
             lambda: nets.build("where", (1, 4, 4), 2, 1, (1, 1), (2, 2)),
             "maps of one position, where 'where' has no path: add conv",
@@ -297,6 +298,12 @@ def test_the_rest_does_not_see_what_pool_sees():
 
 
 # ---- the layer
+
+
+def test_pictures_are_the_filters_of_every_wave():
+    assert Where(2, 3, (5, 5), 4).pictures().shape == (4 * 3 * 2, 3, 3)
+    assert Where(2, 3, (7,), 2, 5, dims=1).pictures().shape == (2 * 3 * 2, 1, 5)
+    assert Conv(2, 3, dims=3).pictures().shape == (3 * 2 * 3, 3, 3)
 
 
 def test_layers_where_has_four_waves_and_takes_smaller_maps():

@@ -169,7 +169,7 @@ def test_a_page_says_what_breaks_each_symmetry_of_the_whole_network():
     assert f"{100 * share:.3g} % break c4" in Page(page.html(contents)).text
 
 
-@pytest.mark.parametrize("name", ["fc", "conv", "f-fc", "s-fc+s-conv", "f-fc+conv+gconv:c4"])
+@pytest.mark.parametrize("name", ["fc", "conv", "f-fc", "where", "s-fc+s-conv", "f-fc+conv+gconv:c4"])
 def test_every_path_with_positions_has_pictures(name):
     net = nets.build(name, (1, 8, 8), 3, 2, channels=(1, 2), strides=(1, 2), hidden=2)
     found = findings.filters(net)

@@ -9,9 +9,11 @@ from architectures import ARCHITECTURES, labels, net, relaxed
 
 MODELS = {
     **{f"relaxed {name}": lambda name=name: relaxed(name, dtype=torch.float32) for name in ARCHITECTURES},
+    "relaxed resnet, where": lambda: relaxed("resnet", "where", torch.float32),
+    "relaxed conv3d, where": lambda: relaxed("conv3d", "where", torch.float32),
     **{
         f"net {name}": lambda name=name: net(name, torch.float32)
-        for name in ("f-fc+conv", "conv", "fc+conv", "f-fc+conv+gconv:c4", "s-fc+s-conv")
+        for name in ("f-fc+conv", "conv", "fc+conv", "f-fc+conv+gconv:c4", "s-fc+s-conv", "where+conv")
     },
 }
 

@@ -11,7 +11,7 @@ import autosym
 from architectures import ARCHITECTURES, FROZEN, RELAXED, Functional, built, labels
 from autosym.nn.layers import Relaxed
 from autosym.surgery import relaxing
-from autosym.surgery.relaxing import FREE
+from autosym.surgery.free_paths import FREE
 
 
 def parameters(model):

@@ -41,6 +41,12 @@ def test_other_names_are_refused(wrong):
         autosym.relax(model, x, wrong)
 
 
+def test_one_wave_is_half_a_pair():
+    model, x = built("lenet")
+    with pytest.raises(ValueError, match="1 waves on a map of 12x12 would have a cosine without its sine: take 2"):
+        autosym.relax(model, x, "where:1")
+
+
 def test_growth_is_said():
     model, x = built("resnet")
     found = autosym.relax(model, x, "where")

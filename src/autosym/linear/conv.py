@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from autosym.linear.circular import CONVOLVE, circular_conv, patches, shifted_correlations
 from autosym.linear.path import BORDERS, Kept, Path
-from autosym.linear.plain import Convolution
+from autosym.linear.plain import Convolution, Plain
 
 CONVOLUTIONS = (
     nn.Conv1d,
@@ -100,8 +100,8 @@ class Conv(Path):
         wide = not x.is_cuda and x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
         large = all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True))
         if self.dims < 3 and wide and self.keeps_size and large:
-            flat = x[:, :, None] if self.dims == 1 else x  # a sequence is a map of height 1
-            return shifted_correlations(flat, (1, *self.kernel_size)[-2:], self.padding_mode)
+            height, width = (1, *self.kernel_size)[-2:]  # a sequence is a map of height 1
+            return shifted_correlations(x[:, :, None] if self.dims == 1 else x, (height, width), self.padding_mode)
         t = self._rows_of_patches(x)
         return t @ t.mT
 
@@ -118,7 +118,11 @@ class Conv(Path):
     def limits(self) -> tuple[str, ...]:
         return () if self.is_equivariant else (BORDERS,)
 
-    def plain(self, in_shape: Sequence[int] | None) -> Convolution:
+    def plain(self, in_shape: Sequence[int] | None) -> Plain:
+        return self.convolution()
+
+    def convolution(self) -> Convolution:
+        """The filters and the form."""
         return Convolution(self.filters(), self.padding, self.stride, self.dilation, self.groups, self.padding_mode)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from autosym.linear.frames import Frame
 from autosym.linear.groups import Group
-from autosym.linear.plain import Convolution, Matrix, Plain, matrix_of
+from autosym.linear.plain import Convolution, Matrix, Modulated, Plain, matrix_of
 from autosym.linear.products import gram
 
 BORDERS, INTERPOLATION = "borders and strides", "interpolation"
@@ -125,6 +125,7 @@ class Path(nn.Module):
     def pictures(self) -> Tensor | None:
         """The weights as maps (n, height, width), from the plain form if it needs no input shape; None if there are no maps."""
         form = self.plain(None)
+        form = form.convolution if isinstance(form, Modulated) else form
         if isinstance(form, Convolution):
             return form.filters.reshape(
                 -1, *(1, *form.filters.shape[2:])[-2:]

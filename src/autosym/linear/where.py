@@ -87,7 +87,7 @@ class Where(Conv):
 
     def plain(self, in_shape: Sequence[int] | None) -> Modulated:
         size = self.size_made_for if in_shape is None else self.out_size(in_shape[1:])
-        return Modulated(super().plain(in_shape), waves_on(size, self.waves, self.weight))
+        return Modulated(self.convolution(), waves_on(size, self.waves, self.weight))
 
     def phi(self, x: Tensor) -> Tensor:
         """The waves on the output map for an input x: (K, *size)."""
@@ -101,7 +101,7 @@ class Where(Conv):
 class WhereBias(Bias):
     """y[c, p] = sum_k phi_k(p) b[k, c]: one number for each wave and channel; S = in = 1, so its blocks, one a wave, are exact."""
 
-    keeps = Kept(invariant=True)  # type: ignore[assignment]  # it does not depend on the input
+    keeps = Kept(invariant=True)  # it does not depend on the input
     any_size = True
 
     def __init__(self, out_shape: Sequence[int], waves: int):

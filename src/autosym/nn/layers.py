@@ -27,7 +27,8 @@ from autosym.linear.sparse import SparseConv, SparseIn, SparseOut
 from autosym.linear.where import Where, WhereBias, fitting_waves
 from autosym.runtime.graphs import beside
 
-TORCH = {**dict.fromkeys(CONVOLUTIONS, Conv.keeps), nn.Linear: NOTHING}  # the symmetries that torch's own layers keep
+# the symmetries that torch's own layers keep
+TORCH: dict[type[nn.Module], Kept] = {nn.Linear: NOTHING} | dict.fromkeys(CONVOLUTIONS, Conv.keeps)
 
 
 class Branch(nn.Module):

@@ -146,7 +146,8 @@ def _path(
     if name == "f-fc":
         return layers.Factored(shape, out_shape)
     if name.partition(":")[0] == "where":
-        return layers.where(shape, out_shape, fitting_waves(out_shape[1:], layers.waves_of(name)))
+        wanted = layers.waves_of(name)
+        return layers.where(shape, out_shape, fitting_waves(out_shape[1:], wanted) or wanted)
     if name == "s-conv":
         return layers.s_conv(shape, out_shape, filter_anchors, learn_omega)
     in_anchors, out_anchors = (max(1, int(grid_anchors * math.prod(s[1:]))) for s in (shape, out_shape))

@@ -25,15 +25,13 @@ from autosym.linear.conv import CONVOLUTIONS, Conv, form_of
 from autosym.linear.dense import Bias, Centred, Pool
 from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
-from autosym.linear.where import Where, WhereBias, fitting_waves
-from autosym.nn import layers
-from autosym.nn.layers import Affine, Branch, Relaxed
+from autosym.nn.layers import Affine, Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
+from autosym.surgery.free_paths import FREE, factor_bytes, fewer_waves, free_path, is_free, start_at_zero
 from autosym.surgery.observation import Observation, Seen, observe
 
-FREE = ("f-fc", "fc", "s-fc", "where")
 RELAXABLE = (*CONVOLUTIONS, nn.Linear)
 ROUNDING = 1000  # in units of the precision of outputs: a relaxed model whose outputs differ by more computes another function
 LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
@@ -151,7 +149,7 @@ def relax(
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
             raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
     size, made = (sum(p.numel() for p in m.parameters()) for m in (model, relaxed))
-    relaxed.relaxation = Relaxation(tuple(notes), (size, made), _factor_bytes(relaxed))  # type: ignore[assignment]
+    relaxed.relaxation = Relaxation(tuple(notes), (size, made), factor_bytes(relaxed))  # type: ignore[assignment]
     _check(relaxed, example, seen.outputs)
     return relaxed
 
@@ -247,7 +245,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     """conv(x) as the mean of n conv(x) and of free paths that start at zero, or None; and a note."""
     assert isinstance(conv, CONVOLUTIONS)
     free = wanted.split("+")
-    if any(not _is_free(path) for path in free) or len(set(free)) < len(free):
+    if any(not is_free(path) for path in free) or len(set(free)) < len(free):
         raise ValueError(
             f"{name} ({type(conv).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+' "
             "(where:8 is where with 8 waves)"
@@ -260,7 +258,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
         return None, "s-fc is for sequences and images: name it in paths with f-fc, fc or where"
     linear = Conv(*form_of(conv)).to(conv.weight)
     with torch.device("meta"):
-        size = sum(_factor_bytes(_free(path, linear, seen)) for path in free)
+        size = sum(factor_bytes(free_path(path, linear, seen)) for path in free)
     if size > LARGEST_FACTORS:
         return (
             None,
@@ -269,10 +267,10 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     scale = 1 + len(free)
     channels = (conv.out_channels, *(1 for _ in conv.kernel_size))
     symmetric = _with(linear, conv.weight, conv.bias, channels, seen.out_shape, scale, any_size=True)
-    made = {path: _free(path, linear, seen).to(conv.weight) for path in free}
+    made = {path: free_path(path, linear, seen).to(conv.weight) for path in free}
     for path in made.values():
-        _start_at_zero(path, linear, seen.x)
-    return Relaxed({"conv": symmetric}, made), "; ".join([_approximate(linear, seen.in_shape[1:]), *_fewer_waves(made)])
+        start_at_zero(path, linear, seen.x)
+    return Relaxed({"conv": symmetric}, made), "; ".join([_approximate(linear, seen.in_shape[1:]), *fewer_waves(made)])
 
 
 def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
@@ -322,52 +320,6 @@ def _with(
     own = Bias(shape, out_shape, any_size=any_size)
     own.weight.data = scale * bias.detach().reshape(own.weight.shape)
     return Affine(path, own)
-
-
-def _is_free(path: str) -> bool:
-    return path in FREE or layers.waves_of(path) is not None
-
-
-def _free(path: str, conv: Conv, seen: Seen) -> Branch:
-    in_shape, out_shape = seen.in_shape, seen.out_shape
-    if path not in FREE or path == "where":
-        waves = fitting_waves(out_shape[1:], layers.waves_of(path))
-        return Affine(Where.beside(conv, out_shape, waves), WhereBias(out_shape, waves))
-    if path == "fc":
-        return layers.fc(in_shape, out_shape)
-    if path == "f-fc":
-        return layers.Factored(in_shape, out_shape)
-    in_anchors, out_anchors = (max(1, math.prod(shape[1:]) // 2) for shape in (in_shape, out_shape))
-    return layers.SparseFactored(in_shape, out_shape, in_anchors, out_anchors)
-
-
-@torch.no_grad()
-def _start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
-    """Set the output factor to zero, and store the weight size that makes the path's outputs as large as the symmetric path's.
-
-    Steps are relative to that size. So neither path learns much faster than the other, however large the pretrained weights are.
-    """
-    factor = path.get_submodule(path.parts()["weights"][-1])
-    assert isinstance(factor, Path)
-    assert x is not None
-    factor.weight.normal_()
-    wanted, found = (float(t.square().mean().sqrt()) for t in (symmetric(x), path(x)))
-    factor.start_size = wanted / found if found > 0 else 0.0
-    factor.weight.zero_()
-
-
-def _fewer_waves(made: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Which paths have fewer waves than asked for, as the map has no more."""
-    for name, path in made.items():
-        wanted, linear = layers.waves_of(name), getattr(path, "linear", None)
-        if wanted is not None and isinstance(linear, Where) and linear.waves < wanted:
-            yield f"{linear.waves} waves for {name}: the map has no more whole ones"
-
-
-def _factor_bytes(path: nn.Module) -> int:
-    """Bytes of the Kronecker factors of all parts of a path, in float32."""
-    shapes = [part.weight.shape for part in path.modules() if isinstance(part, Path)]
-    return sum(4 * blocks * (rows**2 + columns**2) for blocks, rows, columns in shapes)
 
 
 def _approximate(conv: Conv, size: Sequence[int]) -> str:

@@ -1,0 +1,65 @@
+"""The free paths that ``relax`` puts beside a convolution: made for its maps, starting at zero, and what they cost."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from autosym.linear.conv import Conv
+from autosym.linear.path import Path
+from autosym.linear.where import Where, WhereBias, fitting_waves
+from autosym.nn import layers
+from autosym.nn.layers import Affine, Branch
+from autosym.surgery.observation import Seen
+
+FREE = ("f-fc", "fc", "s-fc", "where")
+
+
+def is_free(path: str) -> bool:
+    """Whether ``relax`` takes a free path of this name."""
+    return path in FREE or layers.waves_of(path) is not None
+
+
+def free_path(path: str, conv: Conv, seen: Seen) -> Branch:
+    """The free path of this name beside a convolution that saw maps of these shapes."""
+    in_shape, out_shape = seen.in_shape, seen.out_shape
+    if path not in FREE or path == "where":
+        wanted = layers.waves_of(path)
+        waves = fitting_waves(out_shape[1:], wanted) or wanted or 0  # none fit: the path says why
+        return Affine(Where.beside(conv, out_shape, waves), WhereBias(out_shape, waves))
+    if path == "fc":
+        return layers.fc(in_shape, out_shape)
+    if path == "f-fc":
+        return layers.Factored(in_shape, out_shape)
+    in_anchors, out_anchors = (max(1, math.prod(shape[1:]) // 2) for shape in (in_shape, out_shape))
+    return layers.SparseFactored(in_shape, out_shape, in_anchors, out_anchors)
+
+
+@torch.no_grad()
+def start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
+    """Set the output factor to zero, and store the weight size that makes the path's outputs as large as the symmetric path's.
+
+    Steps are relative to that size. So neither path learns much faster than the other, however large the pretrained weights are.
+    """
+    factor = path.get_submodule(path.parts()["weights"][-1])
+    assert isinstance(factor, Path)
+    assert x is not None
+    factor.weight.normal_()
+    wanted, found = (float(t.square().mean().sqrt()) for t in (symmetric(x), path(x)))
+    factor.start_size = wanted / found if found > 0 else 0.0
+    factor.weight.zero_()
+
+
+def fewer_waves(made: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Which paths have fewer waves than asked for, as the map has no more."""
+    for name, path in made.items():
+        wanted, linear = layers.waves_of(name), getattr(path, "linear", None)
+        if wanted is not None and isinstance(linear, Where) and linear.waves < wanted:
+            yield f"{linear.waves} waves for {name}: the map has no more whole ones"
+
+
+def factor_bytes(path: nn.Module) -> int:
+    """Bytes of the Kronecker factors of all parts of a path, in float32."""
+    shapes = [part.weight.shape for part in path.modules() if isinstance(part, Path)]
+    return sum(4 * blocks * (rows**2 + columns**2) for blocks, rows, columns in shapes)
