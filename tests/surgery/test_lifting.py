@@ -1,0 +1,360 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import autosym
+from autosym.curvature.owners import sites
+from autosym.curvature.verification import verify
+from autosym.linear.group_conv import GroupConv
+from autosym.linear.groups import GROUPS, generated, rotation
+from autosym.nn.layers import Relaxed
+from autosym.nn.sampling import Downsample
+from liftable import LIFTABLE, built, shaken
+
+EXACT = [name for name, group in GROUPS.items() if group.exact]
+NETWORKS = pytest.mark.parametrize("name", LIFTABLE)
+
+
+def noisy(model):
+    """With other weights, biases and statistics: equivariance must not rest on those of the start."""
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = parameter + 0.1 * torch.randn_like(parameter)
+    return shaken_statistics(model)
+
+
+def shaken_statistics(model):
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            nn.init.uniform_(buffer, 0.5, 1.5)
+        elif name.endswith("running_mean"):
+            nn.init.normal_(buffer, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("match", ["channels", "parameters"])
+@pytest.mark.parametrize("group", EXACT)
+@NETWORKS
+def test_lifted_networks_are_exactly_invariant(name, group, match):
+    model, x = built(name)
+    lifted = noisy(autosym.lift(model, x, group, match))
+    assert lifted(x).shape == model(x).shape
+    autosym.assert_equivariant(lifted, group, x, 1e-11)
+    spread = lifted(x).std(0)
+    assert (spread > 1e-6).all(), "outputs that do not depend on the image are invariant to anything"
+
+
+@NETWORKS
+def test_plain_networks_are_not(name):
+    """The negative control: what the lifted networks gain is not theirs by chance."""
+    model, x = built(name)
+    assert autosym.equivariance_error(model, "c4", x).output()["c4"] > 1e-3
+
+
+@NETWORKS
+def test_every_layer_of_a_lifted_network_follows(name):
+    model, x = built(name)
+    lifted = noisy(autosym.lift(model, x, "c4"))
+    rows = [row for row in autosym.equivariance_error(lifted, "c4", x) if row.kind != "Flatten" and row.compared != "invariant"]
+    assert max(row.error for row in rows) < 1e-11
+    assert len([row for row in rows if row.compared == "lifted map"]) >= 2
+
+
+@NETWORKS
+def test_networks_lifted_to_translations_follow_every_shift(name):
+    model, x = built(name)
+    if name == "odd":
+        with pytest.raises(
+            ValueError, match=r"0 \(Conv2d\) cannot be lifted: its map of 15x15 has no polyphase grids of stride 2"
+        ):
+            autosym.lift(model, x, "translations")
+        return
+    lifted = noisy(autosym.lift(model, x, "translations"))
+    autosym.assert_equivariant(lifted, "translations", x, 1e-12)
+    assert autosym.equivariance_error(model, "translations", x).output()["translations"] > 1e-3
+
+
+def moved(lifted, x, shift):
+    """|f(shift x) - f(x)| / |f(x)|."""
+    with torch.no_grad():
+        f, g = lifted(x), lifted(x.roll(shift, (-2, -1)))
+    return float((f - g).norm() / f.norm())
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "one"),
+    [("resnet", 2, True), ("bottlenecks", 8, True), ("separable", 8, True), ("excited", 2, True), ("dense", 2, False)],
+)
+def test_shifts_of_networks_lifted_to_a_group(name, total, one):
+    """With circular padding: exact by the total stride; by one pixel too, unless a pool of even windows stays."""
+    model, x = built(name)
+    lifted = noisy(autosym.lift(model, x, "d4", padding="circular"))
+    assert moved(lifted, x, (total, -total)) < 1e-11
+    assert (moved(lifted, x, (1, 0)) < 1e-11) == one
+    zeros = noisy(autosym.lift(model, x, "d4"))
+    assert moved(zeros, x, (total, -total)) > 1e-3
+
+
+def test_branches_share_the_choice_of_a_grid():
+    """With choices of their own, turns are still followed exactly, but shifts by one pixel are not."""
+    model, x = built("resnet")
+    lifted = noisy(autosym.lift(model, x, "c4", padding="circular"))
+    layers = [module for module in lifted.modules() if isinstance(module, Downsample)]
+    assert [sorted(layer.leads) for layer in layers] == [[], [(8, 8, 2)]]  # the shortcut is met first
+    assert moved(lifted, x, (1, 0)) < 1e-11
+    for layer in layers:
+        layer.leads, layer.follows = {(8, 8, 2)}, set()
+    autosym.assert_equivariant(lifted, "c4", x, 1e-11)
+    assert moved(lifted, x, (1, 0)) > 1e-3
+
+
+def test_a_part_of_a_network_does_not_reuse_an_old_choice():
+    model, x = built("resnet")
+    lifted = autosym.lift(model, x, "c4")
+    lifted(x)
+    inner = lifted.stem(x)
+    with pytest.raises(RuntimeError, match="ran without the one whose grid it shares: run the whole network"):
+        lifted.layer2.conv1(inner)
+    copied = copy.deepcopy(lifted)
+    assert copied.layer2.conv1[1].grids is copied.layer2.downsample[0][1].grids is not lifted.layer2.conv1[1].grids
+    torch.testing.assert_close(copied(x), lifted(x), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="downsamples maps of 8x8 here, got 12x12: lift it for such images"):
+        lifted(torch.randn(1, 1, 12, 12, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("group", ["c4", "d4"])
+def test_channels_are_matched(group):
+    """As many channels in all; a quarter or an eighth of the parameters of inner convolutions."""
+    order = len(GROUPS[group])
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3, bias=False), nn.Flatten(), nn.Linear(32 * 16, 3))
+    lifted = autosym.lift(model, torch.randn(2, 3, 8, 8), group)
+    first, second = (path.weight for path in lifted.modules() if isinstance(path, GroupConv))
+    assert first.numel() == 16 // order * 3 * 9
+    assert second.numel() == 32 * 16 * 9 // order
+    assert lifted[:3](torch.randn(1, 3, 8, 8)).shape == (1, 32, 4, 4)
+    before, after = lifted.lifting.parameters
+    assert (before, after) == tuple(sum(p.numel() for p in m.parameters()) for m in (model, lifted))
+
+
+def test_parameters_are_matched():
+    """A wide network: inner convolutions hold most parameters, and have as many as before, but for rounding."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+        nn.Conv2d(64, 96, 3),
+        nn.Flatten(),
+        nn.Linear(96 * 4, 3),
+    )
+    for group, tolerance in (("c2", 0.04), ("c4", 0.04), ("d4", 0.05)):
+        before, after = autosym.lift(model, torch.randn(2, 3, 8, 8), group, "parameters").lifting.parameters
+        assert abs(after / before - 1) < tolerance, (group, before, after)
+
+
+def test_widths_that_the_group_does_not_divide_are_rounded_up():
+    """Also where a residual and a concatenation need them to agree: 6 and 10 channels are 2 and 3 fields, their concatenation 5."""
+
+    class Uneven(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+            self.three, self.norm, self.head = nn.Conv2d(6, 10, 1), nn.BatchNorm2d(16), nn.Linear(16, 2)
+
+        def forward(self, x):
+            x = F.relu(self.one(x))
+            x = x + self.two(x)
+            return self.head(F.relu(self.norm(torch.cat([x, self.three(x)], 1))).amax((2, 3)))
+
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    lifted = autosym.lift(Uneven().double().eval(), x, "c4")
+    assert lifted.norm[1].num_features == 5
+    autosym.assert_equivariant(noisy(lifted), "c4", x, 1e-11)
+    assert "2 to 3 fields" in str(lifted.lifting)
+
+
+def orbit_mean(filters, group, lift):
+    """The projection by its definition: the mean over h of K[h g', h g, h s], for filters (C' |G|, C |G|, k, k)."""
+    order = len(group)
+    total = torch.zeros_like(filters)
+    fields = filters.unflatten(0, (-1, order))
+    for h in range(order):
+        moved = group.act(h, fields)  # K[., ., h^-1 s]
+        back = group.table[group.inverse[h]]
+        moved = moved[:, back]
+        if not lift:
+            moved = moved.unflatten(2, (-1, order))[:, :, :, back].flatten(2, 3)
+        total += moved.flatten(0, 1)
+    return total / order
+
+
+@pytest.mark.parametrize("group", EXACT)
+def test_projected_weights_are_the_orthogonal_projection(group):
+    group = GROUPS[group]
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16 * 4, 3)
+    ).double()
+    model = shaken(model).eval()
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    lifted = autosym.lift(model, x, group, weights="projected")
+    for index, lift in ((0, True), (2, False)):
+        (path,) = (part for part in lifted[index].modules() if isinstance(part, GroupConv))
+        expected = orbit_mean(model[index].weight.detach(), group, lift)
+        torch.testing.assert_close(path.filters().detach(), expected, rtol=0, atol=1e-12)
+        bias = model[index].bias.detach().unflatten(0, (-1, len(group))).mean(1)
+        torch.testing.assert_close(lifted[index][f"gconv:{group.name}"].bias.values().flatten().detach(), bias)
+    projected = nn.Linear(64, 3).double()  # the mean of f over the group, whose action also moves positions
+    by_field = model[4].weight.detach().view(3, 16 // len(group), -1)
+    projected.weight.data = by_field.mean(2, keepdim=True).expand(by_field.shape).reshape(3, -1)
+    features = torch.randn(2, 64, dtype=torch.float64)
+    torch.testing.assert_close(lifted[4](features), F.linear(features, projected.weight, model[4].bias))
+    norm, fields = lifted[1][1], torch.randn(2, 8, 4, 4, dtype=torch.float64)
+    statistics = model[1].running_mean.unflatten(0, (-1, len(group)))
+    torch.testing.assert_close(norm.running_mean, statistics.mean(1))
+    second = (model[1].running_var + model[1].running_mean ** 2).unflatten(0, (-1, len(group))).mean(1)
+    torch.testing.assert_close(norm.running_var, second - statistics.mean(1) ** 2)
+    assert lifted[1](fields).shape == fields.shape
+    autosym.assert_equivariant(lifted, group, x, 1e-11)
+
+
+def test_projected_weights_of_depthwise_convolutions():
+    """A depthwise convolution is one over fields whose filters are zero between channels of a field."""
+    group, x = GROUPS["c4"], torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8 * 16, 2)).double()
+    lifted = autosym.lift(model, x, "c4", weights="projected")
+    (path,) = (part for part in lifted[1].modules() if isinstance(part, GroupConv))
+    weight, expected = model[1].weight.detach(), torch.zeros(8, 4, 3, 3, dtype=torch.float64)
+    for channel in range(8):
+        expected[channel, channel % 4] = weight[channel, 0]
+    torch.testing.assert_close(path.filters().detach(), orbit_mean(expected, group, False), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["excited", "all convolutional", "grouped"])
+def test_projected_weights_of_an_equivariant_network_are_its_own(name):
+    """A lifted network in plain convolutions, lifted again with its weights, computes the same function."""
+    model, x = built(name)
+    lifted = noisy(autosym.lift(model, x, "c2"))
+    plain = autosym.harden(lifted, (x, torch.arange(4) % 3), tolerance=0)
+    trained = copy.deepcopy(model)
+    rows = {note.layer: note for note in lifted.lifting.layers}
+    for layer, module in trained.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.BatchNorm1d, nn.GroupNorm)) and layer in rows:
+            _copy_back(module, plain.get_submodule(layer), rows[layer].became)
+    again = autosym.lift(trained, x, "c2", weights="projected")
+    torch.testing.assert_close(again(x), lifted(x), rtol=0, atol=1e-11)
+
+
+def _copy_back(module, lifted, became):
+    """The weights of a lifted layer, in the given layer of as many channels."""
+    own = [part for part in lifted.modules() if list(part.parameters(recurse=False))]
+    (source,) = own
+    for key, tensor in module.state_dict().items():
+        value = source.state_dict()[key]
+        if became == "invariant dense" and key == "weight":
+            repeats = tensor.shape[1] // value.shape[1]
+            value = (value / repeats).repeat_interleave(repeats, 1)
+        elif value.dim() == 1 and len(value) < len(tensor):
+            value = value.repeat_interleave(len(tensor) // len(value))
+        elif value.dim() and len(value) != len(tensor):  # the last convolution: the mean over its fields
+            value = value.unflatten(0, (len(tensor), -1)).mean(1)
+        tensor.copy_(value.reshape(tensor.shape))
+
+
+def test_new_weights_have_the_variance_of_group_convolutions():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 16, 3), nn.ReLU(), nn.Linear(3, 2)
+    )
+    nn.init.constant_(model[5].weight, 7.0)
+    lifted = autosym.lift(model, torch.randn(2, 3, 8, 8), "c4")
+    paths = [part for part in lifted.modules() if isinstance(part, GroupConv)]
+    for path in paths:
+        assert abs(float(path.weight.detach().square().mean()) * path.weight.shape[2] / 2 - 1) < 0.2
+    assert float(lifted[5].weight.detach().abs().max()) < 1, "a dense layer of the head starts anew too"
+    assert float(model[5].weight.detach().min()) == 7, "the given model is left as it was"
+
+
+def test_translations_keep_trained_weights():
+    """Where nothing had to change, the function is the same; a flattened head is the sum over positions, of the mean."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")
+    strict = nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).double()
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    lifted = autosym.lift(strict, x, "translations")
+    torch.testing.assert_close(lifted(x), strict(x), rtol=0, atol=0)
+    assert {note.became for note in lifted.lifting.layers} == {"kept"}
+    flat = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).double()
+    mean = torch.stack([flat(x.roll((i, j), (-2, -1))) for i in range(6) for j in range(6)]).mean(0)
+    torch.testing.assert_close(autosym.lift(flat, x, "translations")(x), mean)  # linear in the maps: the mean over the orbit
+
+
+def test_pools_that_are_called_as_functions_become_modules_where_they_must():
+    class Functions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 2)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.relu(self.conv(x)), 2)
+            return self.head(F.adaptive_avg_pool2d(x.tanh(), 1).flatten(1))
+
+    model, x = Functions().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    lifted = autosym.lift(model, x, "translations")
+    autosym.assert_equivariant(lifted, "translations", x, 1e-12)
+    assert "max_pool2d_0" in [note.layer for note in lifted.lifting.layers]
+    kept = autosym.lift(model, x, "c4")
+    assert type(kept) is Functions, "windows of 2 on an even map turn with it, so forward() is left as it is"
+
+
+@pytest.mark.parametrize("name", ["tutorial", "resnet", "excited", "separable", "grouped", "all convolutional"])
+def test_the_evidence_covers_lifted_networks_and_harden_gives_plain_ones(name):
+    model, x = built(name)
+    for group in ("c4", "translations"):
+        lifted = noisy(autosym.lift(model, x, group))
+        assert sum(site.parameter.numel() for site in sites(lifted)) == sum(p.numel() for p in lifted.parameters())
+        verify(lifted, x)
+        if group == "c4":
+            plain = autosym.harden(lifted, (x, torch.arange(4) % 3))
+            assert not hasattr(plain, "lifting")
+            assert not any(isinstance(module, (Relaxed, GroupConv)) for module in plain.modules())
+            torch.testing.assert_close(plain(x), lifted(x), rtol=0, atol=1e-11)
+            autosym.assert_equivariant(plain, "c4", x, 1e-11)
+            lifted = plain
+        exported = torch.export.export(lifted, (x,)).module()
+        torch.testing.assert_close(exported(x), lifted(x), rtol=0, atol=1e-11)
+
+
+@pytest.mark.filterwarnings("ignore:.*evidence.*")
+def test_fit_of_a_lifted_network():
+    model, x = built("resnet", torch.float32)
+    lifted = autosym.lift(model, x, "c4", "parameters")
+    data = torch.randn(24, *x.shape[1:]), torch.arange(24) % 3
+    fit = autosym.fit(lifted, data, epochs=3)
+    assert fit.symmetry().broken_share("c4") == {path.layer: 0.0 for path in fit.symmetry()}
+    autosym.assert_equivariant(fit.model, "c4", x, 1e-4)
+    plain = autosym.harden(fit)
+    torch.testing.assert_close(plain(x), fit.model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mode_of_the_given_model_is_kept():
+    model, x = built("resnet")
+    assert not any(module.training for module in autosym.lift(model, x, "c4").modules())
+    assert all(module.training for module in autosym.lift(model.train(), x, "c4").modules())
+    assert all(module.training for module in model.modules())
+
+
+def test_a_group_of_ones_own():
+    half = generated("half", rotation(180))
+    model, x = built("resnet")
+    autosym.assert_equivariant(noisy(autosym.lift(model, x, half)), "c2", x, 1e-11)
+
+
+def test_flips_take_rectangles():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 6, 2)).double()
+    x = torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    autosym.assert_equivariant(noisy(autosym.lift(model, x, "flip-horizontal")), "flip-horizontal", x, 1e-11)
+    autosym.assert_equivariant(noisy(autosym.lift(model, x, "translations")), "translations", x, 1e-12)
