@@ -328,6 +328,35 @@ def test_the_evidence_covers_lifted_networks_and_harden_gives_plain_ones(name):
         torch.testing.assert_close(exported(x), lifted(x), rtol=0, atol=1e-11)
 
 
+@NETWORKS
+def test_relaxed_lifted_networks_compute_the_same_and_may_break_the_group(name):
+    model, x = built(name)
+    lifted = noisy(autosym.lift(model, x, "c4", padding="circular"))
+    relaxed = autosym.relax(lifted, x)
+    torch.testing.assert_close(relaxed(x), lifted(x), rtol=0, atol=1e-11)
+    layers = [module for module in relaxed.modules() if isinstance(module, Relaxed)]
+    assert {tuple(layer) for layer in layers} <= {("gconv:c4", "conv", "f-fc"), ("gconv:c4", "conv")}
+    assert [layer.keeps("gconv:c4").group for layer in layers] == ["c4"] * len(layers)
+    for layer in layers:
+        assert layer.silent() == tuple(layer)[1:]
+        nn.init.normal_(layer["conv"].weight, std=0.3)
+    assert autosym.equivariance_error(relaxed, "c4", x).output()["c4"] > 1e-3
+    if name in ("resnet", "bottlenecks", "separable", "excited"):
+        assert moved(relaxed, x, (1, 0)) < 1e-11, "a convolution keeps shifts"
+
+
+def test_relax_of_a_lifted_network_names_layers():
+    model, x = built("resnet")
+    lifted = autosym.lift(model, x, "c4")
+    relaxed = autosym.relax(lifted, x, {"layer1.conv1": "s-fc"}, learn_normalisation=True)
+    assert relaxed.relaxation.names("relaxed") == ("layer1.conv1",)
+    assert tuple(relaxed.layer1.conv1) == ("gconv:c4", "conv", "s-fc")
+    assert "layer2.conv2" in relaxed.relaxation.names("kept")
+    assert sum(site.parameter.numel() for site in sites(relaxed)) == sum(p.numel() for p in relaxed.parameters())
+    with pytest.raises(ValueError, match="the model already has an attribute relaxation"):
+        autosym.relax(relaxed, x)
+
+
 @pytest.mark.filterwarnings("ignore:.*evidence.*")
 def test_fit_of_a_lifted_network():
     model, x = built("resnet", torch.float32)

@@ -23,6 +23,7 @@ from autosym.curvature.owners import check_parameter, is_under, sites
 from autosym.curvature.verification import refuse_batch_dependence, verify
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense, Pool
+from autosym.linear.group_conv import GroupConv
 from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
 from autosym.nn import layers
@@ -86,7 +87,8 @@ def relax(
 
     ``example`` is a small batch of inputs; the free paths are made for maps of its size. ``paths`` names the free path of every
     convolution: "f-fc", "fc", "s-fc", or several joined by "+". It may also be a dict from layer names to free paths; all other
-    layers then stay as they are. A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names
+    layers then stay as they are. In a model of ``lift``, every group convolution also gets a plain convolution, "conv", which breaks the
+    group and keeps shifts. A dense layer on flattened maps gets the path "pool" beside its own weights. ``keep`` names
     layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly before it. Scales and
     shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and GroupNorm are trained, and
     covered by the evidence.
@@ -121,8 +123,14 @@ def relax(
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
     folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
     notes = []
+    over_group = {name: m for name, m in modules.items() if isinstance(m, Relaxed)}  # of a lifted model
+    inside = {part for layer in over_group.values() for part in layer.modules() if part is not layer}
     for name, module in modules.items():
-        if name in folded:
+        if module in inside:
+            continue
+        if name in over_group:
+            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
+        elif name in folded:
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
         elif type(module) in RELAXABLE:
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
@@ -149,13 +157,17 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
         )
     if not len(example) or not torch.isfinite(example).all():
         raise ValueError("example is empty, or not finite (NaN or Inf): take a few valid samples of the inputs, (B, ...)")
-    if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
-        raise ValueError("the model already has an attribute relaxation, or autosym paths: relax the plain model")
+    lifted = hasattr(model, "lifting")  # its layers are autosym's paths
+    if hasattr(model, "relaxation") or (not lifted and any(isinstance(module, Path) for module in model.modules())):
+        raise ValueError(
+            "the model already has an attribute relaxation, or autosym paths: relax the plain model, or a lifted one"
+        )
     names = dict(model.named_modules())
     named = tuple(paths) if isinstance(paths, Mapping) else ()
-    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in RELAXABLE]
+    able = (*RELAXABLE, Relaxed)
+    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in able]
     if unknown:
-        layers = ", ".join(name for name, module in names.items() if type(module) in RELAXABLE)
+        layers = ", ".join(name for name, module in names.items() if type(module) in able)
         raise ValueError(f"the model has no such module, or not one to relax: {', '.join(unknown)}; its layers are {layers}")
     for name, module in names.items():
         kind = f"{name} ({type(module).__name__})"
@@ -194,11 +206,12 @@ def _convert(
         why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
         return LayerNote(name, kind, "kept", (), why)
     relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
+    relaxed = _relaxed_lifted if isinstance(module, Relaxed) else relaxed
     made, why = relaxed(name, module, seen, wanted)
     if made is None:
         return LayerNote(name, kind, "kept", (), why)
     made.train(module.training)
-    _replace(model, module, made.to(module.get_parameter("weight")))
+    _replace(model, module, made.to(next(module.parameters())))
     return LayerNote(name, kind, "relaxed", tuple(made), why)
 
 
@@ -228,11 +241,7 @@ def _uncovered(module: nn.Module, seen: Seen) -> str:
 def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
     """conv(x) as the mean of n conv(x) and of free paths that start at zero, or None; and a note."""
     assert isinstance(conv, (nn.Conv1d, nn.Conv2d))
-    free = wanted.split("+")
-    if set(free) - set(FREE) or len(set(free)) < len(free):
-        raise ValueError(
-            f"{name} ({type(conv).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+'"
-        )
+    free = _names(name, conv, wanted)
     if len(seen.in_shape) != len(conv.kernel_size) + 1:
         raise ValueError(f"{name} saw an input without a batch, {seen.in_shape}: example must be a batch (B, ...)")
     if math.prod(seen.out_shape[1:]) == 1:
@@ -240,10 +249,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     with torch.device("meta"):
         size = sum(_factor_bytes(_free(path, seen.in_shape, seen.out_shape)) for path in free)
     if size > LARGEST_FACTORS:
-        return (
-            None,
-            f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with s-fc",
-        )
+        return None, _too_large(wanted, seen, size)
     scale = 1 + len(free)
     linear = Conv(*form_of(conv)).to(conv.weight)
     symmetric = _with(
@@ -253,6 +259,44 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     for path in made.values():
         _start_at_zero(path, linear, seen.x)
     return Relaxed({"conv": symmetric}, made), _approximate(linear, seen.in_shape[1:])
+
+
+def _names(name: str, layer: nn.Module, wanted: str) -> list[str]:
+    """The free paths that are joined by '+'."""
+    free = wanted.split("+")
+    if set(free) - set(FREE) or len(set(free)) < len(free):
+        kind = type(layer).__name__
+        raise ValueError(f"{name} ({kind}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+'")
+    return free
+
+
+def _too_large(wanted: str, seen: Seen, size: int) -> str:
+    return f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with s-fc"
+
+
+def _relaxed_lifted(name: str, layer: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
+    """A group convolution of a lifted model beside a plain one, which breaks the group alone, and free paths; both start at zero."""
+    assert isinstance(layer, Relaxed)
+    (symmetric,) = layer.values()
+    (group_conv,) = (part for part in symmetric.modules() if isinstance(part, GroupConv))
+    free = _names(name, layer, wanted)
+    if math.prod(seen.out_shape[1:]) == 1:
+        free = []  # of one position, so it has the group to break, and no shifts
+    with torch.device("meta"):
+        size = sum(_factor_bytes(_free(path, seen.in_shape, seen.out_shape)) for path in free)
+    if size > LARGEST_FACTORS:
+        return None, _too_large(wanted, seen, size)
+    side, dilation = group_conv.padding, group_conv.dilation
+    form = (group_conv.kernel_size, 1, (side, side, side, side), dilation, group_conv.groups, group_conv.padding_mode)
+    conv = Conv(seen.in_shape[0], seen.out_shape[0], *form).to(group_conv.weight)
+    made = {path: _free(path, seen.in_shape, seen.out_shape).to(group_conv.weight) for path in free}
+    for path in (conv, *made.values()):
+        _start_at_zero(path, group_conv, seen.x)
+    for parameter in symmetric.parameters():
+        parameter.data *= 2 + len(made)
+    return Relaxed({**layer, "conv": conv}, made, lifted=layer.lifted), _approximate(conv, seen.in_shape[1:]).replace(
+        "symmetry", "shifts"
+    )
 
 
 def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
@@ -308,7 +352,7 @@ def _free(path: str, in_shape: Sequence[int], out_shape: Sequence[int]) -> Branc
 
 
 @torch.no_grad()
-def _start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
+def _start_at_zero(path: Branch | Path, symmetric: Path, x: Tensor | None) -> None:
     """Set the output factor to zero, and store the weight size that makes the path's outputs as large as the symmetric path's.
 
     Steps are relative to that size. So neither path learns much faster than the other, however large the pretrained weights are.
