@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import autosym
+from architectures import LeNet
 from autosym.curvature.owners import sites
 from autosym.curvature.verification import verify
 from autosym.linear.group_conv import GroupConv
@@ -58,8 +59,9 @@ def test_plain_networks_are_not(name):
 def test_every_layer_of_a_lifted_network_follows(name):
     model, x = built(name)
     lifted = noisy(autosym.lift(model, x, "c4"))
-    rows = [row for row in autosym.equivariance_error(lifted, "c4", x) if row.kind != "Flatten" and row.compared != "invariant"]
-    assert max(row.error for row in rows) < 1e-11
+    rows = list(autosym.equivariance_error(lifted, "c4", x))
+    flat = [row for row in rows if row.kind == "Flatten" and name in ("grouped", "odd")]  # of maps, whose positions move
+    assert max(row.error for row in rows if row not in flat) < 1e-11
     assert len([row for row in rows if row.compared == "lifted map"]) >= 2
 
 
@@ -174,6 +176,58 @@ def test_widths_that_the_group_does_not_divide_are_rounded_up():
     assert lifted.norm[1].num_features == 5
     autosym.assert_equivariant(noisy(lifted), "c4", x, 1e-11)
     assert "2 to 3 fields" in str(lifted.lifting)
+
+
+def test_joined_vectors_are_fields_side_by_side():
+    """The mean and the largest value of every channel: eight fields, of which none is averaged with another."""
+
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(32, 2)
+
+        def forward(self, x):
+            x = F.relu(self.conv(x))
+            return self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
+
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    lifted = autosym.lift(Joined().double(), x, "c4")
+    assert lifted.head[3].in_features == 8
+    autosym.assert_equivariant(noisy(lifted), "c4", x, 1e-11)
+
+
+def test_pools_on_odd_maps_that_are_called_as_functions():
+    """13 and 4: what is left of windows of 2 is a row at one side, so a polyphase grid is chosen in its place."""
+    model, x = LeNet().double(), torch.randn(2, 1, 17, 17, dtype=torch.float64)
+    lifted = autosym.lift(model, x, "d4")
+    assert {note.became for note in lifted.lifting.layers} >= {"MaxPool2d of stride 1", "kept"}
+    autosym.assert_equivariant(noisy(lifted), "d4", x, 1e-11)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        nn.InstanceNorm2d(8),
+        nn.PReLU(),
+        nn.Dropout2d(),
+        nn.Upsample(scale_factor=2),
+        nn.AvgPool2d(3, 1, 1),
+        nn.AdaptiveMaxPool2d(3),
+    ],
+)
+def test_layers_that_turn_by_themselves(middle):
+    parts = (
+        nn.Conv2d(3, 8, 3, padding=1),
+        middle,
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    lifted = autosym.lift(nn.Sequential(*parts).double().eval(), x, "d4", "parameters")
+    autosym.assert_equivariant(noisy(lifted), "d4", x, 1e-11)
 
 
 def orbit_mean(filters, group, lift):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 IMAGE, FIELDS, INVARIANT, MIXED = "the image", "fields", "invariant", "fields beside something that is not"
+JOINING = ("cat", "concat", "concatenate", "hstack")
 RESIZING = ("max_pool2d", "avg_pool2d", "lp_pool2d", "interpolate", "adaptive_avg_pool2d", "adaptive_max_pool2d")
 
 
@@ -51,10 +52,11 @@ class Flow(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in RESIZING and not self.inside and name not in self.functions:
             self.functions.append(name)
-        traces = [trace for x in _tensors((args, kwargs)) if (trace := self.of(x)) is not None]
-        if traces:
-            for y in _tensors(result):
-                self.mark(y, self._merged(traces, y))
+        inputs = [(x, trace) for x in _tensors((args, kwargs)) if (trace := self.of(x)) is not None]
+        joined = _joined(inputs) if name in JOINING else None
+        for y in _tensors(result) if inputs else ():
+            merged = self._merged([trace for _, trace in inputs], y)
+            self.mark(y, merged if joined is None or y.dim() == 4 else replace(merged, channels=joined))
         return result
 
     def _merged(self, traces: list[Trace], y: Tensor) -> Trace:
@@ -66,6 +68,12 @@ class Flow(TorchFunctionMode):
             return merged
         self.gates |= denses
         return replace(merged, channels=y.shape[1], denses=frozenset())
+
+
+def _joined(inputs: list[tuple[Tensor, Trace]]) -> int | None:
+    """How many channels flattened maps have that are joined along them; None if their numbers of positions differ."""
+    positions = {x[0].numel() / trace.channels for x, trace in inputs}
+    return sum(trace.channels for _, trace in inputs) if len(positions) == 1 else None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

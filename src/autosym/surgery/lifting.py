@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from autosym.curvature.owners import sites
 from autosym.linear.group_conv import GroupConv
@@ -140,6 +141,9 @@ def _refuse(
             raise ValueError(f"{name} is {value!r}: use {' or '.join(repr(k) for k in known if k)}")
     if hasattr(model, "lifting") or any(isinstance(module, (Path, Relaxed)) for module in model.modules()):
         raise ValueError("the model is lifted or relaxed already: lift the plain model, then relax it")
+    for name, module in model.named_modules():
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise ValueError(f"{name} ({type(module).__name__}) has no weights yet: run the model once on an example first")
     if not list(model.parameters()):
         raise ValueError("the model has no parameters, so there is nothing to lift")
     if group == "translations":
@@ -167,7 +171,8 @@ def _refuse(
 
 def _plan(model: nn.Module, example: Tensor) -> tuple[frozenset[nn.Module], set[nn.Module]]:
     """The convolutions whose maps are the model's output, and the dense layers whose outputs become maps again."""
-    flow, read = Flow(example), set()
+    flow = Flow(example)
+    read: set[nn.Module] = set()
 
     def see(module: nn.Module, args: tuple, y: Any) -> None:
         trace = flow.of(args[0]) if args and isinstance(args[0], Tensor) else None
@@ -272,7 +277,7 @@ class _Replacing:
             )
         self.flow.inside -= 1
         self.last = name
-        if self.group is not None and made.kind == FIELDS and y.dim() == 4:
+        if self.group is not None and made.kind == FIELDS:
             _tell(made.module, self.group)
         self.notes.setdefault(name, LiftedLayer(name, kind, made.became, made.note))
         return y
@@ -322,7 +327,7 @@ class _Replacing:
         """Say of torch's own layers on fields that their output is lifted, as group convolutions do (``equivariance_error``)."""
 
         def tell(module: nn.Module, _: object, y: Any) -> None:
-            trace = self.flow.of(y) if isinstance(y, Tensor) and y.dim() == 4 else None
+            trace = self.flow.of(y) if isinstance(y, Tensor) else None
             if self.group is not None and trace is not None and trace.kind == FIELDS:
                 _tell(module, self.group)
 
@@ -357,7 +362,7 @@ def _check(lifted: nn.Module, example: Tensor, group: Group | None, functions: S
     shaken = copy.deepcopy(lifted).double().cpu()
     for parameter in shaken.parameters():
         size = parameter.square().mean().sqrt().clamp_min(0.1)
-        parameter += size / 2 * torch.randn(parameter.shape, generator=drawn, dtype=torch.float64)
+        parameter.data += size / 2 * torch.randn(parameter.shape, generator=drawn, dtype=torch.float64)
     for module in shaken.modules():
         if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
             module.running_mean += torch.randn(module.running_mean.shape, generator=drawn, dtype=torch.float64) / 4

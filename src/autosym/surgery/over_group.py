@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from autosym.linear.dense import Bias
 from autosym.linear.group_conv import GroupConv
@@ -157,11 +158,7 @@ class OverGroup:
         )
 
     def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> Made:
-        kernel, stride, dilation, padding = (
-            one(getattr(pool, name, 1)) for name in ("kernel_size", "stride", "dilation", "padding")
-        )
-        if None in (kernel, stride, dilation, padding):
-            raise ValueError("its window, stride or padding differs by side, so it cannot turn")
+        kernel, stride, dilation, padding = window(pool)
         reach = dilation * (kernel - 1)
         height, width = (n + 2 * padding - reach for n in x.shape[-2:])
         wrapped = bool(self.padding) and padding > 0 and 2 * padding == reach
@@ -229,8 +226,9 @@ class OverGroup:
 
     def _untouched(self, module: nn.Module, kind: str) -> Made:
         """A layer that no turn reaches: anew, unless trained weights are wanted or it sees the image."""
-        if not self.projected and kind == INVARIANT and hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if not self.projected and kind == INVARIANT and reset is not None:
+            reset()
         return Made(module, "kept", f"sees {'the image' if kind == IMAGE else 'invariant numbers'}", kind)
 
     @torch.no_grad()
@@ -247,7 +245,7 @@ class OverGroup:
             with torch.enable_grad():
                 (adjoint,) = torch.autograd.grad(path.filters(), path.weight, weight)
             path.weight.copy_(adjoint / self.order)
-        if bias is not None:
+        if bias is not None and layer.bias is not None:
             own = layer.bias if final else self._by_field(layer.bias).mean(1)
             bias.weight.copy_(own.reshape(bias.weight.shape))
 
@@ -257,8 +255,8 @@ class OverGroup:
         for name in ("weight", "bias", "running_mean", "running_var"):
             if getattr(norm, name, None) is not None:
                 getattr(made, name).copy_(self._by_field(getattr(norm, name)).mean(1))
-        if getattr(norm, "running_mean", None) is not None:
-            made.running_var += self._by_field(norm.running_mean).var(1, correction=0)
+        if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+            made.get_buffer("running_var").add_(self._by_field(norm.running_mean).var(1, correction=0))
 
     def _by_field(self, weights: Tensor, positions: int = 1) -> Tensor:
         """Weights (C |G| P, ...) of channels and positions as (C, |G| P, ...)."""
@@ -282,6 +280,10 @@ def _divisor(number: int, most: int) -> int:
     return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
-def one(value: int | tuple[int, int]) -> int | None:
-    """The number of a pair of equal ones; None if they differ."""
-    return value if isinstance(value, int) else value[0] if len(set(value)) == 1 else None
+def window(pool: nn.MaxPool2d | nn.AvgPool2d) -> tuple[int, int, int, int]:
+    """Window, stride, dilation and padding of a pool, if each is one number."""
+    forms = [getattr(pool, name, 1) for name in ("kernel_size", "stride", "dilation", "padding")]
+    if any(isinstance(form, tuple) and len(set(form)) > 1 for form in forms):
+        raise ValueError("its window, stride or padding differs by side: give it one number each")
+    kernel, stride, dilation, padding = (form[0] if isinstance(form, tuple) else form for form in forms)
+    return kernel, stride, dilation, padding

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autosym.nn.sampling import circular
 from autosym.surgery.flow import FIELDS, IMAGE, INVARIANT, Trace
-from autosym.surgery.over_group import KEPT, POOLS, Made, Sampler, one
+from autosym.surgery.over_group import KEPT, POOLS, Made, Sampler, window
 
 
 class OverShifts:
@@ -85,11 +85,7 @@ class OverShifts:
         return Made(whole, "invariant dense", f"weights summed over {before} positions, of the mean", INVARIANT)
 
     def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor, trace: Trace) -> Made:
-        kernel, stride, dilation, padding = (
-            one(getattr(pool, name, 1)) for name in ("kernel_size", "stride", "dilation", "padding")
-        )
-        if kernel is None or stride is None or dilation is None or padding is None:
-            raise ValueError("its window, stride or padding differs by side: give it one number each")
+        kernel, stride, dilation, padding = window(pool)
         if padding == 0 and all(n == kernel for n in x.shape[-2:]):
             return Made(pool, "kept", "covers the whole map", trace.kind)
         reach = dilation * (kernel - 1)

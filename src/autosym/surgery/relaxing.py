@@ -205,9 +205,10 @@ def _convert(
     if held or wanted is None or len(trained) > 1:
         why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
         return LayerNote(name, kind, "kept", (), why)
-    relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
-    relaxed = _relaxed_lifted if isinstance(module, Relaxed) else relaxed
-    made, why = relaxed(name, module, seen, wanted)
+    if isinstance(module, Relaxed):
+        made, why = _relaxed_lifted(name, module, seen, wanted)
+    else:
+        made, why = (_relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv)(name, module, seen, wanted)
     if made is None:
         return LayerNote(name, kind, "kept", (), why)
     made.train(module.training)
@@ -274,9 +275,8 @@ def _too_large(wanted: str, seen: Seen, size: int) -> str:
     return f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with s-fc"
 
 
-def _relaxed_lifted(name: str, layer: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
+def _relaxed_lifted(name: str, layer: Relaxed, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
     """A group convolution of a lifted model beside a plain one, which breaks the group alone, and free paths; both start at zero."""
-    assert isinstance(layer, Relaxed)
     (symmetric,) = layer.values()
     (group_conv,) = (part for part in symmetric.modules() if isinstance(part, GroupConv))
     free = _names(name, layer, wanted)
@@ -290,7 +290,8 @@ def _relaxed_lifted(name: str, layer: nn.Module, seen: Seen, wanted: str) -> tup
     form = (group_conv.kernel_size, 1, (side, side, side, side), dilation, group_conv.groups, group_conv.padding_mode)
     conv = Conv(seen.in_shape[0], seen.out_shape[0], *form).to(group_conv.weight)
     made = {path: _free(path, seen.in_shape, seen.out_shape).to(group_conv.weight) for path in free}
-    for path in (conv, *made.values()):
+    _start_at_zero(conv, group_conv, seen.x)
+    for path in made.values():
         _start_at_zero(path, group_conv, seen.x)
     for parameter in symmetric.parameters():
         parameter.data *= 2 + len(made)
