@@ -423,6 +423,15 @@ def test_fit_of_a_lifted_network():
     torch.testing.assert_close(plain(x), fit.model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("group", ["c4", "translations"])
+def test_wide_layers_are_trained(group):
+    """A dense layer of many weights is covered by the evidence: only scales and shifts may be too wide for it."""
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 16, 100), nn.ReLU(), nn.Linear(100, 50))
+    lifted = autosym.lift(model, torch.randn(2, 3, 6, 6), group)
+    assert all(parameter.requires_grad for parameter in lifted.parameters())
+    assert max(parameter.numel() for parameter in lifted.parameters()) > 4096
+
+
 def test_the_mode_of_the_given_model_is_kept():
     model, x = built("resnet")
     assert not any(module.training for module in autosym.lift(model, x, "c4").modules())

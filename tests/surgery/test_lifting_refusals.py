@@ -102,7 +102,7 @@ def shuffled(model, x, y):
         (lambda m, x, y: y[:, 2:6], 4, "what reaches second.gconv:c4.linear does not follow c4"),
         (lambda m, x, y: y[:, :6], 6, r"second \(Conv2d\) cannot be lifted: its input has 6 channels, no whole fields"),
         (lambda m, x, y: torch.cat([x, y], 1), 11, r"second \(Conv2d\) cannot be lifted: its input is fields beside something"),
-        (lambda m, x, y: m.first(x), 8, r"first \(Conv2d\) is used more than once in a forward pass"),
+        (lambda m, x, y: m.first(x), 8, r"first \(Conv2d\) cannot be lifted: it is used more than once"),
         (
             lambda m, x, y: y * m.first.weight.mean(),
             8,
@@ -195,6 +195,33 @@ def test_a_model_is_lifted_once_and_before_it_is_relaxed():
 def test_weights_that_have_no_projection():
     with pytest.raises(ValueError, match=r"0 \(Conv2d\) cannot be lifted: its weights .* use a width that"):
         autosym.lift(cnn(width=6), images(), "c4", weights="projected")
+
+
+def test_layers_that_take_no_part():
+    """A pool that is never called stays; a layer with weights would never learn anything."""
+    model = Own(lambda m, x, y: y)
+    model.pool = nn.MaxPool2d(3)
+    assert autosym.lift(model, images(), "c4").pool.kernel_size == 3
+    model.extra = nn.Linear(8, 2)
+    with pytest.raises(ValueError, match=r"extra \(Linear\) took no part in the forward pass: remove it"):
+        autosym.lift(model, images(), "c4")
+    with pytest.raises(
+        ValueError, match="the outputs add up maps that other layers read too: end the model with one dense layer"
+    ):
+        autosym.lift(Residual(), images(), "c4")
+    autosym.lift(Residual(), images(), "translations")
+
+
+class Residual(nn.Module):
+    """Features, not classes: the outputs are a sum over layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu(self.one(x))
+        return (x + self.two(x)).mean((2, 3))
 
 
 def test_a_number_of_ones_own_is_frozen():

@@ -91,7 +91,7 @@ def lift(
     follow shifts. Layers that cannot be lifted are refused by name. ``lifting`` of the returned model says what each layer became.
     """
     found = _refuse(model, example, group, match, weights, padding)
-    example = example.to(next(model.parameters()))
+    example = example[:2].to(next(model.parameters()))
     options = (found, match, weights == "projected", padding)
     try:
         return _lifted(model, example, *options)
@@ -116,7 +116,11 @@ def _lifted(
     lifted = copy.deepcopy(model)
     training = {module: module.training for module in lifted.modules()}
     lifted.eval()
-    finals, gates = _plan(lifted, example)
+    finals, read, gates = _plan(lifted, example)
+    if group is not None and finals & read:
+        raise ValueError(
+            "the outputs add up maps that other layers read too: end the model with one dense layer or convolution"
+        )
     recipe = OverShifts() if group is None else OverGroup(group, match, projected, padding, finals, gates)
     replacing = _Replacing(lifted, recipe, group, training)
     notes = replacing.run(example)
@@ -169,8 +173,8 @@ def _refuse(
     return found
 
 
-def _plan(model: nn.Module, example: Tensor) -> tuple[frozenset[nn.Module], set[nn.Module]]:
-    """The convolutions whose maps are the model's output, and the dense layers whose outputs become maps again."""
+def _plan(model: nn.Module, example: Tensor) -> tuple[frozenset[nn.Module], set[nn.Module], set[nn.Module]]:
+    """The convolutions whose maps are the model's output, those that layers read, and the dense layers whose outputs become maps."""
     flow = Flow(example)
     read: set[nn.Module] = set()
 
@@ -201,12 +205,7 @@ def _plan(model: nn.Module, example: Tensor) -> tuple[frozenset[nn.Module], set[
             f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: lift the part of it that does"
         )
     trace = flow.of(outputs)
-    finals = trace.convs if trace is not None else frozenset()
-    if finals & read:
-        raise ValueError(
-            "the outputs add up maps that other layers read too: end the model with one dense layer or convolution"
-        )
-    return finals, flow.gates
+    return trace.convs if trace is not None else frozenset(), read, flow.gates
 
 
 class _Pending(nn.Module):
@@ -246,9 +245,10 @@ class _Replacing:
                 "tensors instead (x.shape[1], torch.flatten), or choose widths that |G| divides"
             ) from error
         for stand_in in pending:
-            if stand_in.made is None:
-                raise ValueError(f"{stand_in.name} took no part in the forward pass: remove it")
-            _replace(self.model, stand_in, stand_in.made.module)
+            (given,) = stand_in.given
+            if stand_in.made is None and list(given.parameters()):
+                raise ValueError(f"{stand_in.name} ({type(given).__name__}) took no part in the forward pass: remove it")
+            _replace(self.model, stand_in, given if stand_in.made is None else stand_in.made.module)
         self._freeze()
         return tuple(self.notes.values())
 
@@ -257,24 +257,19 @@ class _Replacing:
         kind, trace = type(module).__name__, self.flow.of(x)
         self.flow.inside += 1
         try:
-            made = (
-                Made(module, "kept", "does not see the image", INVARIANT)
-                if trace is None
-                else self.recipe.make(module, x, trace)
-            )
+            unseen = Made(module, "kept", "does not see the image", INVARIANT)
+            made = unseen if trace is None else self.recipe.make(module, x, trace)
+            if stand_in.made is not None and (list(module.parameters()) or made.became != stand_in.made.became):
+                raise ValueError("it is used more than once in a forward pass: make one layer for each use")
+            stand_in.made = made = stand_in.made or made
+            y = made.module.eval()(x)
         except ValueError as error:
             raise ValueError(f"{name} ({kind}) cannot be lifted: {error}") from error
-        if stand_in.made is not None and (list(module.parameters()) or made.became != stand_in.made.became):
-            raise ValueError(f"{name} ({kind}) is used more than once in a forward pass: make one layer for each use")
-        stand_in.made = made = stand_in.made or made
         for part in made.module.modules():
             self.training[part] = self.training[module]
-        made.module.eval()
-        y = made.module(x)
         if trace is not None:
-            self.flow.mark(
-                y, Trace(made.kind, y.shape[1] if y.dim() == 4 or made.kind == INVARIANT else self._width(x, y, trace))
-            )
+            same = made.kind == FIELDS and y.dim() == 2 and y.shape == x.shape  # flattened maps keep their number of channels
+            self.flow.mark(y, Trace(made.kind, trace.channels if same else y.shape[1]))
         self.flow.inside -= 1
         self.last = name
         if self.group is not None and made.kind == FIELDS:
@@ -291,10 +286,6 @@ class _Replacing:
         stand_in.made = Made(module, "kept", "", FIELDS)
         self.notes.setdefault(name, LiftedLayer(name, kind, "kept", ""))
         return module(*args, **kwargs)
-
-    def _width(self, x: Tensor, y: Tensor, trace: Trace) -> int:
-        """The channels of a vector of fields: its own length, unless it is flattened maps that kept their length."""
-        return trace.channels if y.shape == x.shape else y.shape[1]
 
     def _targets(self) -> list[tuple[str, nn.Module]]:
         """Torch layers with parameters, and pools. Parameters of a user's own classes are refused, or frozen if they are one number."""
@@ -316,7 +307,8 @@ class _Replacing:
         """Parameters that the evidence does not cover are point estimates."""
         for name, module in self.model.named_modules():
             own = list(module.parameters(recurse=False))
-            if own and not isinstance(module, Path) and (type(module) not in COVERED or too_wide(module)):
+            wide = type(module) in NORMALISATIONS and too_wide(module)
+            if own and not isinstance(module, Path) and (type(module) not in COVERED or wide):
                 for parameter in own:
                     parameter.requires_grad_(False)
                 why = "a point estimate: the evidence does not cover it"
