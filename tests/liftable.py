@@ -178,3 +178,16 @@ def shaken(model):
         if tensor.is_floating_point() and tensor.dim() == 1:
             nn.init.uniform_(tensor, 0.5, 1.5) if name.endswith(("weight", "var")) else nn.init.normal_(tensor, std=0.3)
     return model
+
+
+def noisy(model):
+    """With other weights, biases and statistics: equivariance must not rest on those of the start."""
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = parameter + 0.1 * torch.randn_like(parameter)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            nn.init.uniform_(buffer, 0.5, 1.5)
+        elif name.endswith("running_mean"):
+            nn.init.normal_(buffer, std=0.3)
+    return model
