@@ -36,6 +36,15 @@ def group_paths():
                 yield f"{kind} rectangle", make, (channels, 3, 5)
     yield "gconv d4 lifting 5", lambda: GroupConv(GROUPS["d4"], 1, 2, 5, lift=True), (1, 5, 5)
     yield "gconv c4 mixing 1", lambda: GroupConv(GROUPS["c4"], 1, 2, 1), (4, 3, 3)
+    c4, d4 = GROUPS["c4"], GROUPS["d4"]
+    yield "gconv c4 lifting zeros", lambda: GroupConv(c4, 2, 2, lift=True, padding_mode="zeros"), (2, 4, 4)
+    yield "gconv c4 mixing reflect", lambda: GroupConv(c4, 1, 2, padding_mode="reflect"), (4, 4, 4)
+    yield "gconv c4 mixing no padding", lambda: GroupConv(c4, 1, 2, padding=0), (4, 5, 5)
+    yield "gconv d4 mixing depthwise", lambda: GroupConv(d4, 2, 2, groups=2, padding_mode="zeros"), (16, 3, 3)
+    yield "gconv c4 mixing groups", lambda: GroupConv(c4, 4, 2, groups=2), (16, 4, 4)
+    yield "gconv c4 lifting groups", lambda: GroupConv(c4, 2, 4, lift=True, groups=2), (2, 4, 4)
+    yield "gconv c4 mixing dilation", lambda: GroupConv(c4, 1, 2, dilation=2), (4, 5, 5)
+    yield "gconv c4 mixing wide padding", lambda: GroupConv(c4, 1, 1, 3, padding=2, padding_mode="zeros"), (4, 3, 3)
 
 
 # the steps of chains of groups: the group of the fields, the group that is broken, the next smaller one, which is kept
@@ -70,6 +79,10 @@ def contrast_paths():
         yield f"bias contrast {kind}", lambda group=group, step=step: BiasContrast(group, 2, *step), (2, 3, 3)
     yield "contrast flip-vertical rectangle", lambda: GroupContrast(GROUPS["flip-vertical"], 1, 2), (2, 3, 5)
     yield "contrast c4 mixing 1", lambda: GroupContrast(GROUPS["c4"], 1, 2, 1), (4, 3, 3)
+    c4, c2 = GROUPS["c4"], GROUPS["c2"]
+    yield "contrast c4 zeros, dilation", lambda: GroupContrast(c4, 1, 2, dilation=2, padding_mode="zeros"), (4, 5, 5)
+    yield "contrast c4 groups", lambda: GroupContrast(c4, 4, 2, 3, False, c4, c2, groups=2), (16, 4, 4)
+    yield "contrast c4 lifting, no padding", lambda: GroupContrast(c4, 2, 4, 3, True, groups=2, padding=0), (2, 5, 5)
     yield "contrast c4 lifting 5", lambda: GroupContrast(GROUPS["c4"], 1, 2, 5, lift=True), (1, 5, 5)
 
 

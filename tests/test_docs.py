@@ -21,6 +21,7 @@ RUN = [
     "new-evidence.md",
     "faq.md",
     "invariance.md",
+    "lift.md",
     "noether.md",
     "own-loop.md",
 ]

@@ -15,6 +15,7 @@ from autosym.report import drawing, writing
 from autosym.runtime import moved
 from autosym.runtime.provenance import VERSION as __version__
 from autosym.surgery.hardening import Hardening, harden
+from autosym.surgery.lifting import Lifting, lift
 from autosym.surgery.relaxing import Relaxation, relax
 from autosym.surgery.simplifying import Simplification, simplify
 from autosym.training.fitted import Fit, load
@@ -34,6 +35,7 @@ __all__ = [
     "Gaussian",
     "Hardening",
     "Learner",
+    "Lifting",
     "Likelihood",
     "Poisson",
     "Predictive",
@@ -49,6 +51,7 @@ __all__ = [
     "equivariance_error",
     "fit",
     "harden",
+    "lift",
     "load",
     "log_evidence",
     "relax",

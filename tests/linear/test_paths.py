@@ -210,6 +210,34 @@ def test_equivariant_group_convolutions_to_shifts(name):
         torch.testing.assert_close(path(x.roll(shift, (-2, -1))), path(x).roll(shift, (-2, -1)), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("lift", [True, False], ids=["lifting", "mixing"])
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    ("form", "shifts"),
+    [
+        ({"padding_mode": "zeros"}, False),
+        ({"padding_mode": "reflect", "kernel_size": 5}, False),
+        ({"padding": 0}, False),
+        ({"padding": 2, "padding_mode": "zeros"}, False),
+        ({"groups": 2}, True),
+        ({"groups": 2, "kernel_size": 1, "padding_mode": "zeros"}, True),
+        ({"dilation": 2}, True),
+    ],
+    ids=str,
+)
+def test_equivariant_group_convolutions_of_every_form(name, lift, form, shifts):
+    """To the group whatever the padding; to shifts where padding is circular and keeps the size, and only there it says so."""
+    group = GROUPS[name]
+    path = GroupConv(group, 2, 4, lift=lift, **form).double()
+    for size in image_sizes(group):
+        x = torch.randn(2, 2 if lift else 2 * len(group), *size, dtype=torch.float64)
+        assert group_error(path, group, x, lifted_in=not lift, lifted_out=True) < 1e-10
+    moved = path(x.roll((1, 2), (-2, -1)))
+    error = float((moved - path(x).roll((1, 2), (-2, -1))).detach().norm() / moved.detach().norm())
+    assert (error < 1e-10) == shifts == (path.limits() == ())
+    assert shifts or error > 0.01
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_group_convolutions_keep_the_groups_that_they_say(name):
     """Their own, and those within it; no others."""
@@ -338,6 +366,8 @@ def test_group_convolutions_refuse_images_that_do_not_turn(name):
         (lambda: Conv(2, 3, groups=2), "and 3 output channels"),
         (lambda: Conv(2, 2, padding_mode="mirror"), "padding_mode 'mirror'"),
         (lambda: GroupConv(GROUPS["c4"], 2, 2, 4), "kernel_size 4 is even: a filter must turn about its centre"),
+        (lambda: GroupConv(GROUPS["c4"], 3, 4, groups=2), "groups=2 must divide 3 input and 4 output fields"),
+        (lambda: GroupConv(GROUPS["c4"], 2, 2, padding_mode="mirror"), "padding_mode 'mirror'"),
         (lambda: SparseConv(2, 2, 4, 3), "kernel_size 4 is even: a centred filter has an odd one"),
         (lambda: Conv(2, 2, 4), r"kernel_size \(4, 4\) is even"),
         (lambda: Conv(2, 2, 4, dims=3), r"is even: give padding=\(left, right, top, bottom, front, back\)"),

@@ -165,7 +165,9 @@ def _outputs(model: nn.Module, names: dict[nn.Module, str], x: Tensor) -> dict[n
 
 def _error(after: Tensor, y: Tensor, layer: object, group: Group, g: int, size: Sequence[int]) -> tuple[str, float]:
     """How the outputs were compared, and |f(g x) - g f(x)| / |f(x)|."""
-    lifted = _lifted_output(layer) if y.dim() == 4 else None
+    lifted = _lifted_output(layer)
+    if y.dim() == 2 and lifted is not None and y.shape[1] % len(lifted) == 0:  # fields of one position, or numbers behind them
+        return "lifted or invariant", _relative(after, [y, _permuted(y, lifted, group.matrices[g])])
     kind = "lifted map" if lifted is not None and _element(lifted, group.matrices[g]) is not None else "map"
     if y.dim() == 2 or (y.shape[-2:] == (1, 1) and kind == "map"):
         return "invariant", _relative(after, [y])

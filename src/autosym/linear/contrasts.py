@@ -10,15 +10,15 @@ chain of subgroups, down to the identity, are all convolutions: each exactly onc
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from autosym.linear.circular import circular_conv, patches, wrap
-from autosym.linear.group_conv import moves, of_fields, on_channels, seen, to_fields
+from autosym.linear.circular import patches
+from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import Group, nested
 from autosym.linear.path import Kept, Path
-from autosym.linear.plain import Convolution
 
 
 def contrasts(group: Group, breaks: Group, keeps: Group | None = None) -> Tensor:
@@ -57,15 +57,14 @@ def _cosets(group: Group, subgroup: Group | None) -> Tensor:
     return group.table[elements].amin(0)
 
 
-class GroupContrast(Path):
+class GroupContrast(GroupConv):
     """A group convolution times contrasts of the group element: what breaks ``breaks`` and keeps ``keeps``, both within ``group``.
 
-    In the formula above channels and padding are as in ``GroupConv``; S = |G| H W, in = J C |G| k^2. ``breaks`` is the whole
-    group by default. Without ``keeps`` only translations are kept.
+    In the formula above; S = |G| H W, in = J C |G| k^2 / groups, K = groups. ``breaks`` is the whole group by default. Without
+    ``keeps`` only translations are kept. ``form`` is padding, dilation, groups and padding_mode, as for ``GroupConv``.
     """
 
-    turns: Tensor
-    products: Tensor
+    understated = False
     phi: Tensor
 
     def __init__(
@@ -77,16 +76,14 @@ class GroupContrast(Path):
         lift: bool = False,
         breaks: Group | None = None,
         keeps: Group | None = None,
+        **form: Any,
     ):
         phi = contrasts(group, breaks or group, keeps)
-        turns, products = moves(group, kernel_size, lift)
-        fan_in = len(phi) * in_channels * products.shape[1] * kernel_size**2
-        super().__init__(1, out_channels, fan_in, bound=math.sqrt(6 / fan_in))
-        self.group, self.breaks, self.kept = group, breaks or group, keeps
-        self.in_channels, self.kernel_size, self.lift = in_channels, kernel_size, lift
-        self.takes, self.lifted = None if lift else group, group
-        self.register_buffer("turns", turns, persistent=False)  # [g, v, u]: how g moves u to v
-        self.register_buffer("products", products, persistent=False)  # [g, h]: g h
+        super().__init__(group, in_channels, out_channels, kernel_size, lift, **form)
+        blocks, rows, columns = self.weight.shape
+        bound = math.sqrt(6 / (len(phi) * columns))  # the sum over contrasts then has the variance of one group convolution
+        self.weight = nn.Parameter(torch.empty(blocks, rows, len(phi) * columns).uniform_(-bound, bound))
+        self.breaks, self.kept = breaks or group, keeps
         self.register_buffer("phi", phi, persistent=False)  # [j, g]
 
     @property
@@ -94,9 +91,9 @@ class GroupContrast(Path):
         return Kept(equivariant=True, groups=nested(self.kept) if self.kept else ())
 
     def columns(self, x: Tensor) -> Tensor:
-        self.group.check_size(x.shape[-2:])
-        found = torch.einsum("bgschu,jg->bgsjchu", seen(x, self.turns, self.products), self.phi.to(x))
-        return found.reshape(len(x), -1, 1, self.weight.shape[2])
+        maps = self.seen(x).unflatten(3, (self.groups, -1))
+        found = torch.einsum("bgsqchu,jg->bgsqjchu", maps, self.phi.to(x))
+        return found.reshape(len(x), -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
         """sum_g phi_j(g) phi_j'(g) A[g c, g c'], with A of patches, and g c where g moves the patch's place c.
@@ -104,34 +101,21 @@ class GroupContrast(Path):
         The patches of one g are those of another in another order, so one Gram matrix serves all.
         """
         self.group.check_size(x.shape[-2:])
-        k = self.kernel_size
-        maps = patches(wrap(x, (k, k)), (k, k)).permute(1, 4, 5, 0, 2, 3).reshape(x.shape[1] * k * k, -1)
+        k, order = self.kernel_size, self.products.shape[1]
+        maps = patches(self.pad(x), (k, k), dilation=(self.dilation, self.dilation)).permute(1, 4, 5, 0, 2, 3)
+        maps = maps.reshape(self.groups, self.in_channels // self.groups * order * k * k, -1)
         whole = maps @ maps.mT
-        places = torch.arange(len(whole), device=x.device).reshape(self.in_channels, -1, k * k)
+        places = torch.arange(whole.shape[1], device=x.device).reshape(-1, order, k * k)
         moved = [places[:, h][:, :, u].flatten() for h, u in zip(self.products, self.turns.argmax(1), strict=True)]
-        each = torch.stack([whole[m][:, m] for m in moved])
+        each = torch.stack([whole[:, m][:, :, m] for m in moved])
         phi = self.phi.to(x)
-        return torch.einsum("jg,lg,gab->jalb", phi, phi, each).reshape(1, self.weight.shape[2], -1)
-
-    def place(self, h: Tensor, x: Tensor) -> Tensor:
-        return to_fields(h, len(self.group), x.shape[-2:])
-
-    def rows(self, g: Tensor) -> Tensor:
-        return of_fields(g, len(self.group))
+        return torch.einsum("jg,lg,gqab->qjalb", phi, phi, each).reshape(self.groups, self.weight.shape[2], -1)
 
     def filters(self) -> Tensor:
-        """The filters of all g as one convolution, (C' |G|, C |G|, k, k)."""
-        weight = self.weight.view(-1, len(self.phi), self.in_channels, self.products.shape[1], self.kernel_size**2)
-        each = torch.einsum("ajchu,jg->agchu", weight, self.phi.to(weight))
-        return on_channels(torch.einsum("agchu,gvu->agchv", each, self.turns.to(weight)), self.products)
-
-    def plain(self, in_shape: Sequence[int] | None) -> Convolution:
-        reach = self.kernel_size // 2
-        return Convolution(self.filters(), (reach, reach, reach, reach))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.group.check_size(x.shape[-2:])
-        return circular_conv(x, self.filters())
+        """The filters of all g as one convolution, (C' |G|, C |G| / groups, k, k)."""
+        form = (self.in_channels // self.groups, self.products.shape[1], self.kernel_size**2)
+        weight = self.weight.reshape(-1, len(self.phi), *form)
+        return self.turned(torch.einsum("ajchu,jg->agchu", weight, self.phi.to(weight)))
 
 
 class BiasContrast(Path):

@@ -265,14 +265,23 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
 
     A circular shift of the input permutes the grids, and the choice follows it (Chaman & Dokmanic 2021).
     """
-    if stride == 1:
-        return y
+    return y if stride == 1 else on_grid(y, stride, largest_grid(y, stride))
+
+
+def largest_grid(y: Tensor, stride: int) -> Tensor:
+    """For every sample of (B, ..., H, W) which of its stride^2 polyphase grids has the largest L2 norm: (B,)."""
     height, width = y.shape[-2:]
     if height % stride or width % stride:
         raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
+    maps = y.detach().reshape(len(y), -1, height, width)
+    norms = torch.linalg.vector_norm(maps, dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
+    return torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)
+
+
+def on_grid(y: Tensor, stride: int, chosen: Tensor) -> Tensor:
+    """Of (B, ..., H, W) the polyphase grid that was chosen for each sample, (B,): (B, ..., H/stride, W/stride)."""
+    height, width = y.shape[-2:]
     maps = y.reshape(len(y), -1, height, width)
-    norms = torch.linalg.vector_norm(maps.detach(), dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
-    chosen = torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)  # (B,): index among the stride^2 grids
     traced = torch.compiler.is_compiling()  # e.g. by torch.export: the cache must not keep a tensor of the trace
     positions = (_grids.__wrapped__ if traced else _grids)(height, width, stride, y.device)[chosen]
     kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))

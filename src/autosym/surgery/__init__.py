@@ -1,1 +1,1 @@
-"""Change a user's model, and change it back: relax, simplify, harden."""
+"""Change a user's model, and change it back: relax, lift, simplify, harden."""

@@ -1,7 +1,7 @@
 """The free paths that ``relax`` puts beside a convolution: made for its maps, starting at zero, and what they cost."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,23 @@ from autosym.nn.layers import Affine, Branch
 from autosym.surgery.observation import Seen
 
 FREE = ("f-fc", "fc", "s-fc", "where")
+LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
 
 def is_free(path: str) -> bool:
     """Whether ``relax`` takes a free path of this name."""
     return path in FREE or layers.waves_of(path) is not None
+
+
+def free_names(name: str, layer: nn.Module, wanted: str) -> list[str]:
+    """The free paths that are joined by '+'."""
+    free = wanted.split("+")
+    if any(not is_free(path) for path in free) or len(set(free)) < len(free):
+        raise ValueError(
+            f"{name} ({type(layer).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+' "
+            "(where:8 is where with 8 waves)"
+        )
+    return free
 
 
 def free_path(path: str, conv: Conv, seen: Seen) -> Branch:
@@ -37,7 +49,7 @@ def free_path(path: str, conv: Conv, seen: Seen) -> Branch:
 
 
 @torch.no_grad()
-def start_at_zero(path: Branch, symmetric: Path, x: Tensor | None) -> None:
+def start_at_zero(path: Branch | Path, symmetric: Path, x: Tensor | None) -> None:
     """Set the output factor to zero, and store the weight size that makes the path's outputs as large as the symmetric path's.
 
     Steps are relative to that size. So neither path learns much faster than the other, however large the pretrained weights are.
@@ -63,3 +75,19 @@ def factor_bytes(path: nn.Module) -> int:
     """Bytes of the Kronecker factors of all parts of a path, in float32."""
     shapes = [part.weight.shape for part in path.modules() if isinstance(part, Path)]
     return sum(4 * blocks * (rows**2 + columns**2) for blocks, rows, columns in shapes)
+
+
+def too_large(wanted: str, seen: Seen, size: int) -> str:
+    """Why a layer is not relaxed whose free paths would need more than ``LARGEST_FACTORS``."""
+    return (
+        f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with where or s-fc"
+    )
+
+
+def approximate(conv: Conv, size: Sequence[int]) -> str:
+    """Whether a convolution of this form, on maps of this size, is exactly equivariant, and where it is not."""
+    uneven = any(n % stride for n, stride in zip(size, conv.stride, strict=True))
+    notes = ["at the borders"] if conv.has_borders or uneven else []
+    if set(conv.stride) != {1}:
+        notes.append(f"between shifts of the stride {max(conv.stride)}")
+    return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"

@@ -119,8 +119,9 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
     layers = _replace_all(hardened, parts, shapes)
     if isinstance(hardened, LAYERS):
         hardened = plain("the model", hardened, _dropped(parts, ""), shapes.of(hardened).in_shape)
-    if hasattr(hardened, "relaxation"):
-        del hardened.relaxation
+    for told in ("relaxation", "lifting"):
+        if hasattr(hardened, told):
+            delattr(hardened, told)
     cost = None if seen is None else seen.cost(hardened)
     notes = tuple(PartNote(p.layer, p.path, p.part, p.share, p.change, p.dropped) for p in parts)
     sizes = tuple(sum(p.numel() for p in m.parameters()) for m in (model, hardened))

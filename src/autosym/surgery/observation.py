@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autosym.linear.conv import CONVOLUTIONS
+from autosym.nn.layers import Relaxed
 
 FLATTENING = ("flatten", "reshape", "view")
 
@@ -91,7 +92,7 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             # as the channels, it is unknown which one the channels are.
             known = len(maps) == len(convolution) and maps[0] == convolution[0]
             record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
-        if isinstance(module, CONVOLUTIONS):
+        if isinstance(module, (*CONVOLUTIONS, Relaxed)):
             convolution = record.out_shape
             record.x = x.clone()  # later layers may change it in place
         kept.extend((x, output))

@@ -29,12 +29,22 @@ from autosym.nn.layers import Affine, Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
-from autosym.surgery.free_paths import FREE, factor_bytes, fewer_waves, free_path, is_free, start_at_zero
+from autosym.surgery.chains import relaxed_lifted
+from autosym.surgery.free_paths import (
+    FREE,
+    LARGEST_FACTORS,
+    approximate,
+    factor_bytes,
+    fewer_waves,
+    free_names,
+    free_path,
+    start_at_zero,
+    too_large,
+)
 from autosym.surgery.observation import Observation, Seen, observe
 
 RELAXABLE = (*CONVOLUTIONS, nn.Linear)
 ROUNDING = 1000  # in units of the precision of outputs: a relaxed model whose outputs differ by more computes another function
-LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,8 @@ def relax(
     convolution: "f-fc", "fc", "s-fc", "where", or several joined by "+". "where" is a convolution times the lowest waves of position
     along each axis (4 on images), "where:8" times the 8 lowest; with no other free path, a model of convolutions still takes inputs of
     other sizes. ``paths`` may also be a dict from layer names to free paths; all other layers then stay as they are. A dense layer on
-    flattened maps becomes "pool" and "rest": what it does with the mean over positions, and with the differences from it.
+    flattened maps becomes "pool" and "rest": what it does with the mean over positions, and with the differences from it. In a model of
+    ``lift``, every group convolution becomes a chain: beside it, one path for each smaller group ("turn:c4" breaks c4), and the free path.
 
     ``keep`` names layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly
     before it. Scales and shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and
@@ -136,8 +147,14 @@ def relax(
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
     folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
     notes = []
+    over_group = {name: m for name, m in modules.items() if isinstance(m, Relaxed)}  # of a lifted model
+    inside = {part for layer in over_group.values() for part in layer.modules() if part is not layer}
     for name, module in modules.items():
-        if name in folded:
+        if module in inside:
+            continue
+        if name in over_group:
+            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
+        elif name in folded:
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
         elif type(module) in RELAXABLE:
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
@@ -165,13 +182,17 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
         )
     if not len(example) or not torch.isfinite(example).all():
         raise ValueError("example is empty, or not finite (NaN or Inf): take a few valid samples of the inputs, (B, ...)")
-    if hasattr(model, "relaxation") or any(isinstance(module, Path) for module in model.modules()):
-        raise ValueError("the model already has an attribute relaxation, or autosym paths: relax the plain model")
+    lifted = hasattr(model, "lifting")  # its layers are autosym's paths
+    if hasattr(model, "relaxation") or (not lifted and any(isinstance(module, Path) for module in model.modules())):
+        raise ValueError(
+            "the model already has an attribute relaxation, or autosym paths: relax the plain model, or a lifted one"
+        )
     names = dict(model.named_modules())
     named = tuple(paths) if isinstance(paths, Mapping) else ()
-    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in RELAXABLE]
+    able = (*RELAXABLE, Relaxed)
+    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in able]
     if unknown:
-        layers = ", ".join(name for name, module in names.items() if type(module) in RELAXABLE)
+        layers = ", ".join(name for name, module in names.items() if type(module) in able)
         raise ValueError(f"the model has no such module, or not one to relax: {', '.join(unknown)}; its layers are {layers}")
     for name, module in names.items():
         kind = f"{name} ({type(module).__name__})"
@@ -209,12 +230,14 @@ def _convert(
     if held or wanted is None or len(trained) > 1:
         why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
         return LayerNote(name, kind, "kept", (), why)
-    relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
-    made, why = relaxed(name, module, seen, wanted)
+    if isinstance(module, Relaxed):
+        made, why = relaxed_lifted(name, module, seen, wanted)
+    else:
+        made, why = (_relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv)(name, module, seen, wanted)
     if made is None:
         return LayerNote(name, kind, "kept", (), why)
     made.train(module.training)
-    _replace(model, module, made.to(module.get_parameter("weight")))
+    _replace(model, module, made.to(next(module.parameters())))
     return LayerNote(name, kind, "relaxed", tuple(made), why)
 
 
@@ -244,12 +267,7 @@ def _uncovered(module: nn.Module, seen: Seen) -> str:
 def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
     """conv(x) as the mean of n conv(x) and of free paths that start at zero, or None; and a note."""
     assert isinstance(conv, CONVOLUTIONS)
-    free = wanted.split("+")
-    if any(not is_free(path) for path in free) or len(set(free)) < len(free):
-        raise ValueError(
-            f"{name} ({type(conv).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+' "
-            "(where:8 is where with 8 waves)"
-        )
+    free = free_names(name, conv, wanted)
     if len(seen.in_shape) != len(conv.kernel_size) + 1:
         raise ValueError(f"{name} saw an input without a batch, {seen.in_shape}: example must be a batch (B, ...)")
     if math.prod(seen.out_shape[1:]) == 1:
@@ -260,17 +278,14 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
     with torch.device("meta"):
         size = sum(factor_bytes(free_path(path, linear, seen)) for path in free)
     if size > LARGEST_FACTORS:
-        return (
-            None,
-            f"the curvature of {wanted} on {seen.in_shape} would take {size / 2**30:.0f} GiB: name it in paths with where or s-fc",
-        )
+        return None, too_large(wanted, seen, size)
     scale = 1 + len(free)
     channels = (conv.out_channels, *(1 for _ in conv.kernel_size))
     symmetric = _with(linear, conv.weight, conv.bias, channels, seen.out_shape, scale, any_size=True)
     made = {path: free_path(path, linear, seen).to(conv.weight) for path in free}
     for path in made.values():
         start_at_zero(path, linear, seen.x)
-    return Relaxed({"conv": symmetric}, made), "; ".join([_approximate(linear, seen.in_shape[1:]), *fewer_waves(made)])
+    return Relaxed({"conv": symmetric}, made), "; ".join([approximate(linear, seen.in_shape[1:]), *fewer_waves(made)])
 
 
 def _relaxed_dense(name: str, linear: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
@@ -320,15 +335,6 @@ def _with(
     own = Bias(shape, out_shape, any_size=any_size)
     own.weight.data = scale * bias.detach().reshape(own.weight.shape)
     return Affine(path, own)
-
-
-def _approximate(conv: Conv, size: Sequence[int]) -> str:
-    """Whether a convolution of this form, on maps of this size, is exactly equivariant, and where it is not."""
-    uneven = any(n % stride for n, stride in zip(size, conv.stride, strict=True))
-    notes = ["at the borders"] if conv.has_borders or uneven else []
-    if set(conv.stride) != {1}:
-        notes.append(f"between shifts of the stride {max(conv.stride)}")
-    return f"symmetry approximate {' and '.join(notes)}" if notes else "symmetry exact"
 
 
 def _frozen(name: str, module: nn.Module, why: str) -> LayerNote:
