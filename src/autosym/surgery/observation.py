@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from autosym.surgery.reading import is_subclass
+
 FLATTENING = ("flatten", "reshape", "view")
 
 
@@ -20,7 +22,7 @@ class Seen:
     by_sample: bool = True  # one positional tensor whose first axis is the batch
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
-    x: Tensor | None = None  # the input of a convolution
+    x: Tensor | None = None  # the input of a convolution, or of a subclass of a dense layer
     flat: tuple[int, ...] = ()  # the shape of the input before it was flattened, if seen
     maps: tuple[int, ...] = ()  # the same (C, ...), if C is known to count the channels of a convolution
     convolved: bool = False  # whether a convolution came before
@@ -91,6 +93,7 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
         if isinstance(module, (nn.Conv1d, nn.Conv2d)):
             convolution = record.out_shape
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)) or is_subclass(module):
             record.x = x.clone()  # later layers may change it in place
         kept.extend((x, output))
         if not list(module.children()):

@@ -23,7 +23,7 @@ from autosym.curvature.owners import check_parameter, is_under, sites
 from autosym.curvature.verification import refuse_batch_dependence, verify
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense, Pool
-from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
+from autosym.linear.normalisation import BATCH, NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
 from autosym.nn import layers
 from autosym.nn.layers import Affine, Branch, Relaxed
@@ -31,6 +31,7 @@ from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
 from autosym.surgery.observation import Observation, Seen, observe
+from autosym.surgery.reading import Read, is_subclass, read
 
 FREE = ("f-fc", "fc", "s-fc")
 RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
@@ -119,17 +120,18 @@ def relax(
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
-    folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
+    folded = {name for name, m in norms.items() if fold and type(m) in BATCH and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
     notes = []
     for name, module in modules.items():
         if name in folded:
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
-        elif type(module) in RELAXABLE:
+        elif isinstance(module, RELAXABLE):
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
         elif type(module) in NORMALISATIONS and list(module.parameters()):
             notes.append(_normalisation(name, module, seen.of(module), learn_normalisation))
         elif list(module.parameters(recurse=False)) or name in norms:
             notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+    notes = _put_back(relaxed, example, modules, notes)
     for note in notes:
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
             raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
@@ -153,9 +155,9 @@ def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], k
         raise ValueError("the model already has an attribute relaxation, or autosym paths: relax the plain model")
     names = dict(model.named_modules())
     named = tuple(paths) if isinstance(paths, Mapping) else ()
-    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in RELAXABLE]
+    unknown = [n for n in keep if n not in names] + [n for n in named if not isinstance(names.get(n), RELAXABLE)]
     if unknown:
-        layers = ", ".join(name for name, module in names.items() if type(module) in RELAXABLE)
+        layers = ", ".join(name for name, module in names.items() if isinstance(module, RELAXABLE))
         raise ValueError(f"the model has no such module, or not one to relax: {', '.join(unknown)}; its layers are {layers}")
     for name, module in names.items():
         kind = f"{name} ({type(module).__name__})"
@@ -192,14 +194,36 @@ def _convert(
         return _frozen(name, module, why)
     if held or wanted is None or len(trained) > 1:
         why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
-        return LayerNote(name, kind, "kept", (), why)
+        return _as_given(name, module, why)
+    own = _read(module, seen)
+    if own.layer is None:
+        return _frozen(name, module, own.note)
     relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
-    made, why = relaxed(name, module, seen, wanted)
-    if made is None:
-        return LayerNote(name, kind, "kept", (), why)
-    made.train(module.training)
-    _replace(model, module, made.to(module.get_parameter("weight")))
-    return LayerNote(name, kind, "relaxed", tuple(made), why)
+    made, why = relaxed(name, own.layer, seen, wanted)
+    note = "; ".join(filter(None, (why, own.note)))
+    if made is None and own.layer is module:
+        return LayerNote(name, kind, "kept", (), note)
+    new: nn.Module = made or own.layer
+    if made is None and not own.runs:
+        ones = (1,) * (len(seen.out_shape) - 1)
+        new = _with(Conv(*form_of(own.layer)), own.layer.weight, own.layer.bias, (seen.out_shape[0], *ones), seen.out_shape, 1)
+    _replace(model, module, new.to(own.layer.get_parameter("weight")).train(module.training))
+    return LayerNote(name, kind, "kept" if made is None else "relaxed", tuple(made or ()), note)
+
+
+def _read(module: nn.Module, seen: Seen) -> Read:
+    """The module itself, or what a subclass of a torch layer was seen to compute."""
+    if not is_subclass(module):
+        return Read(module, "")
+    assert seen.x is not None
+    return read(module, seen.x)
+
+
+def _as_given(name: str, module: nn.Module, why: str) -> LayerNote:
+    """Leave the layer as it is: trained if the evidence covers it, so not as a subclass, which may compute anything."""
+    if is_subclass(module):
+        return _frozen(name, module, f"{why}; the evidence does not cover a subclass, {type(module).__name__}, as it is")
+    return LayerNote(name, type(module).__name__, "kept", (), why)
 
 
 def _normalisation(name: str, module: nn.Module, seen: Seen, learned: bool) -> LayerNote:
@@ -363,6 +387,28 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 parent._modules[name] = new
+
+
+@torch.no_grad()
+def _put_back(
+    relaxed: nn.Module, example: Tensor, given: Mapping[str, nn.Module], notes: Sequence[LayerNote]
+) -> list[LayerNote]:
+    """Put layers back whose attributes forward() reads, and relaxed ones lack; other failures are left to ``_check``."""
+    now = {note.layer: note for note in notes}
+    while True:
+        try:
+            relaxed(example[:1])
+        except AttributeError as error:
+            new = getattr(error, "obj", None)
+            name = next((n for n in now if relaxed.get_submodule(n) is new and new is not given[n]), None)
+            if name is None:
+                return list(now.values())
+            _replace(relaxed, new, given[name])
+            now[name] = _as_given(name, given[name], f"forward() reads its {error.name}, which a relaxed layer does not have")
+        except Exception:
+            return list(now.values())
+        else:
+            return list(now.values())
 
 
 def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
