@@ -431,5 +431,4 @@ def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
             "the relaxed model computes another function: with fold=True, a layer's output is used by more than its "
             "normalisation; otherwise forward() uses a layer in a way that relax cannot see: name that layer in keep"
         )
-    sites(relaxed)
-    verify(relaxed, example[:2])
+    verify(relaxed, example[:2], owned=sites(relaxed))

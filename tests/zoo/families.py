@@ -1,0 +1,158 @@
+"""Families of CNNs that nobody here wrote, from torchvision and timm: each once, and small.
+
+``make test`` installs both libraries beside the others, in ``zoo`` of the virtual environment: torchvision's compiled operators do not
+load beside a CPU build of torch, and libraries that would find it (lightning, torchmetrics) could then not be imported.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+PLACE = Path(sys.prefix) / "zoo"
+CLASSES = 3
+OPERATORS = (
+    "nms",
+    "qnms",
+    "roi_align",
+    "_roi_align_backward",
+    "roi_pool",
+    "_roi_pool_backward",
+    "ps_roi_align",
+    "_ps_roi_align_backward",
+    "ps_roi_pool",
+    "_ps_roi_pool_backward",
+    "deform_conv2d",
+    "_deform_conv2d_backward",
+    "interpolate_bilinear2d_aa",
+)
+
+
+@cache
+def libraries() -> tuple[Any, Any, torch.library.Library]:
+    """torchvision and timm. The names of torchvision's operators are defined first: its import asks for them, no network here does."""
+    operators = torch.library.Library("torchvision", "DEF")  # names last as long as this object
+    for name in OPERATORS:
+        operators.define(f"{name}() -> ()")
+    sys.path.append(str(PLACE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs
+        import timm
+        import torchvision
+
+    return torchvision, timm, operators
+
+
+@dataclass(frozen=True)
+class Family:
+    """One network: "torchvision:NAME" or "timm:NAME", its options, and the side of its square images."""
+
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 32
+    slow: bool = False
+
+    def build(self) -> nn.Module:
+        library, name = self.model.split(":")
+        torchvision, timm, _ = libraries()
+        make: Callable[..., nn.Module] = torchvision.models.get_model if library == "torchvision" else timm.create_model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # theirs
+            return make(name, num_classes=CLASSES, **self.options)
+
+
+ONE = {"layers": (1, 1, 1, 1)}
+SHALLOW = {"depths": (1, 1, 1, 1)}
+NARROW = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
+FAMILIES = {
+    "AlexNet": Family("torchvision:alexnet", size=64, slow=True),
+    "VGG": Family("timm:vgg11", {"mlp_ratio": 0.01}, slow=True),
+    "SqueezeNet": Family("torchvision:squeezenet1_1", size=64),
+    "GoogLeNet": Family("torchvision:googlenet", {"aux_logits": False, "init_weights": False}),
+    "Inception v3": Family("torchvision:inception_v3", {"aux_logits": False, "init_weights": False}, 75, slow=True),
+    "Inception v4": Family("timm:inception_v4", size=75, slow=True),
+    "Inception-ResNet": Family("timm:inception_resnet_v2", size=75, slow=True),
+    "Xception": Family("timm:legacy_xception", slow=True),
+    "aligned Xception": Family("timm:xception41", slow=True),
+    "ResNet": Family("torchvision:resnet18"),
+    "ResNet-D": Family("timm:resnet18d", ONE),
+    "ResNeXt": Family("timm:resnext50_32x4d", {**ONE, "base_width": 1}),
+    "Wide ResNet": Family("timm:wide_resnet50_2", {**ONE, "base_width": 8}),
+    "pre-activation ResNet": Family("timm:resnetv2_18", {**ONE, "channels": (8, 16, 24, 32), "stem_chs": 8}),
+    "Big Transfer": Family("timm:resnetv2_50x1_bit", slow=True),
+    "ResNet-RS": Family("timm:resnetrs50", ONE),
+    "ECA-ResNet": Family("timm:ecaresnet26t", ONE),
+    "SE-ResNet": Family("timm:legacy_seresnet18", ONE),
+    "SK-ResNet": Family("timm:skresnet18", ONE),
+    "Res2Net": Family("timm:res2net50_14w_8s", ONE),
+    "ResNeSt": Family("timm:resnest14d", {"stem_width": 8, "base_width": 16}),
+    "TResNet": Family("timm:tresnet_m", {**ONE, "width_factor": 0.25}, 64),
+    "GC-ResNet": Family("timm:gcresnet33ts", slow=True),
+    "NF-ResNet": Family("timm:nf_resnet26", slow=True),
+    "NF-RegNet": Family("timm:nf_regnet_b0"),
+    "NFNet": Family("timm:nfnet_l0", slow=True),
+    "DeepMind NFNet": Family("timm:dm_nfnet_f0", slow=True),
+    "RegNetX": Family("timm:regnetx_002"),
+    "RegNetY": Family("torchvision:regnet_y_400mf"),
+    "RegNetZ": Family("timm:regnetz_b16", slow=True),
+    "RegNetV": Family("timm:regnetv_040", slow=True),
+    "DenseNet": Family("timm:densenet121", {"growth_rate": 8, "block_config": (2, 2, 2, 2)}),
+    "RDNet": Family("timm:rdnet_tiny", {"growth_rates": (8,) * 7, "num_blocks_list": (1,) * 7, "num_init_features": 16}),
+    "DLA": Family("timm:dla46_c"),
+    "DLA-X": Family("timm:dla46x_c"),
+    "DPN": Family("timm:dpn48b", {"k_sec": (1, 1, 1, 1)}),
+    "HRNet": Family("timm:hrnet_w18_small", slow=True),
+    "SelecSLS": Family("timm:selecsls42", slow=True),
+    "VoVNet": Family("timm:ese_vovnet19b_slim_dw"),
+    "CSPResNet": Family("timm:cspresnet50", slow=True),
+    "CSP-DarkNet": Family("timm:cs3darknet_s", slow=True),
+    "DarkNet": Family("timm:darknet17", slow=True),
+    "RepVGG": Family("timm:repvgg_a0", slow=True),
+    "GENet": Family("timm:gernet_s", slow=True),
+    "MobileOne": Family("timm:mobileone_s0", slow=True),
+    "HGNet": Family("timm:hgnetv2_b0"),
+    "MobileNet v1": Family("timm:mobilenetv1_100", slow=True),
+    "MobileNet v2": Family("timm:mobilenetv2_035"),
+    "MobileNet v3": Family("timm:mobilenetv3_small_050"),
+    "MobileNet v4": Family("timm:mobilenetv4_conv_small_035"),
+    "MNASNet": Family("torchvision:mnasnet0_5"),
+    "Single-path NAS": Family("timm:spnasnet_100", slow=True),
+    "FBNet": Family("timm:fbnetc_100", slow=True),
+    "HardCoRe-NAS": Family("timm:hardcorenas_a", slow=True),
+    "NASNet": Family("timm:nasnetalarge", {"stem_size": 6, "num_features": 96}, slow=True),
+    "EfficientNet": Family("timm:efficientnet_b0", slow=True),
+    "EfficientNet of TensorFlow": Family("timm:tf_efficientnet_b0", slow=True),
+    "EfficientNet v2": Family("timm:tf_efficientnetv2_b0", slow=True),
+    "EfficientNet, group norm": Family("timm:efficientnet_b0_gn", slow=True),
+    "EfficientNet, EvoNorm": Family("timm:efficientnet_b0_g16_evos", slow=True),
+    "TinyNet": Family("timm:tinynet_e"),
+    "MixNet": Family("timm:mixnet_s", slow=True),
+    "LCNet": Family("timm:lcnet_035"),
+    "LCNet v2": Family("timm:lcnetv2_small"),
+    "GhostNet": Family("timm:ghostnet_050"),
+    "GhostNet v2": Family("timm:ghostnetv2_100", size=64, slow=True),
+    "RepGhost": Family("timm:repghostnet_050"),
+    "ShuffleNet v2": Family("torchvision:shufflenet_v2_x0_5"),
+    "ReXNet": Family("timm:rexnet_100", slow=True),
+    "FasterNet": Family("timm:fasternet_t0", {**SHALLOW, "embed_dim": 8, "feature_dim": 32}),
+    "StarNet": Family("timm:starnet_s050"),
+    "RepViT": Family("timm:repvit_m0_9", slow=True),
+    "ConvNeXt": Family("timm:convnext_atto", NARROW),
+    "ConvNeXt, channels last": Family("timm:convnext_atto", {**NARROW, "conv_mlp": False}),
+    "ConvNeXt v2": Family("timm:convnextv2_atto", NARROW),
+    "InceptionNeXt": Family("timm:inception_next_atto", {**SHALLOW, "dims": (16, 32, 48, 64)}),
+    "EdgeNeXt": Family("timm:edgenext_xx_small"),
+    "ConvMixer": Family("timm:convmixer_768_32", slow=True),
+    "ConvFormer": Family("timm:convformer_s18", NARROW),
+    "PoolFormer": Family("timm:poolformer_s12", NARROW),
+    "FocalNet": Family("timm:focalnet_tiny_srf", {**SHALLOW, "embed_dim": 8}),
+    "MambaOut": Family("timm:mambaout_femto", NARROW),
+    "FastViT": Family("timm:fastvit_t8", {**ONE, "embed_dims": (16, 16, 32, 32)}, 64),
+    "MobileViT": Family("timm:mobilevit_xxs"),
+}
