@@ -1,7 +1,7 @@
 """CNNs of torchvision and timm: what relax, one evidence step, harden and torch.export make of each family.
 
-    python benchmarks/zoo.py [NAME ...]      writes benchmarks/results/zoo.json (the families named, or all) and the table of docs/zoo.md
-    python benchmarks/zoo.py --table         the table alone, of the results that are there
+python benchmarks/zoo.py [NAME ...]      writes benchmarks/results/zoo.json (the families named, or all) and the table of docs/zoo.md
+python benchmarks/zoo.py --table         the table alone, of the results that are there
 """
 
 import json
@@ -17,7 +17,19 @@ from autosym.runtime.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 OUT, PAGE = ROOT / "benchmarks" / "results" / "zoo.json", ROOT / "docs" / "zoo.md"
-COLUMNS = ("family", "model", "image", "relaxed", "kept", "frozen", "same function", "evidence step", "harden", "export", "why not")
+COLUMNS = (
+    "family",
+    "model",
+    "image",
+    "relaxed",
+    "kept",
+    "frozen",
+    "same function",
+    "evidence step",
+    "harden",
+    "export",
+    "why not",
+)
 
 
 def table(families: dict[str, dict]) -> str:
@@ -38,22 +50,26 @@ def _row(name: str, entry: dict) -> tuple[str, ...]:
 
 
 def main() -> None:
-    sys.path.append(str(ROOT / "tests" / "zoo"))
+    sys.path.append(str(ROOT / "tests"))
     from families import FAMILIES
     from visiting import PATHS, visit
 
     torch.set_num_threads(1)
     names = [name for name in sys.argv[1:] if name != "--table"]
-    families = json.loads(OUT.read_text())["families"] if OUT.exists() and (names or "--table" in sys.argv) else {}
     for name in () if "--table" in sys.argv else names or FAMILIES:
         start = time.process_time()
-        families[name] = asdict(visit(FAMILIES[name]))
-        print(f"{name}: {time.process_time() - start:.1f} s, {families[name]}", flush=True)
-    families = {name: families[name] for name in FAMILIES if name in families}
-    if "--table" not in sys.argv:
-        OUT.write_text(json.dumps({"paths": PATHS, "families": families, **provenance()}, indent=1) + "\n")
+        found = asdict(visit(FAMILIES[name]))
+        seconds = round(time.process_time() - start, 1)
+        families = {**_written(), name: {**found, "seconds": seconds}}  # as it is now: several processes may share the work
+        families = {family: families[family] for family in FAMILIES if family in families}
+        OUT.write_text(json.dumps({"paths": PATHS, **provenance(), "families": families}, indent=1) + "\n")
+        print(f"{name}: {seconds} s, {found['why'] or 'all done'}", flush=True)
     page = PAGE.read_text()
-    PAGE.write_text(re.sub(r"\| family .*?\n(?!\|)", lambda _: table(families) + "\n", page, count=1, flags=re.DOTALL))
+    PAGE.write_text(re.sub(r"\| family .*?\n(?!\|)", lambda _: table(_written()) + "\n", page, count=1, flags=re.DOTALL))
+
+
+def _written() -> dict[str, dict]:
+    return json.loads(OUT.read_text())["families"] if OUT.exists() else {}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import autosym
 from autosym.linear.path import Path
 from autosym.nn import nets
 from autosym.nn.layers import Affine, Factored, Relaxed
-from autosym.surgery.merging import Offset, Polyphase, Sum, TwoFactors
+from autosym.surgery.merging import ChannelsLast, Offset, Polyphase, Sum, TwoFactors
 
 
 class LeNet(nn.Module):
@@ -148,6 +148,23 @@ class Mixer(nn.Module):
         return self.head(x.mean(1))
 
 
+class ChannelsAtTheEnd(nn.Module):
+    """Maps with their channels last between convolutions: normalised and mixed by dense layers, as in ConvNeXt."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(1, 5, 2, stride=2)
+        self.spread = nn.Conv2d(5, 5, 3, padding=1, groups=5)
+        self.norm, self.wide, self.narrow = nn.LayerNorm(5), nn.Linear(5, 6), nn.Linear(6, 5, bias=False)
+        self.scale = nn.Parameter(torch.full((5,), 0.5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.patches(x)
+        y = self.narrow(F.gelu(self.wide(self.norm(self.spread(x).permute(0, 2, 3, 1)))))
+        return self.head((x + (self.scale * y).permute(0, 3, 1, 2)).mean((2, 3)))
+
+
 class Functional(nn.Module):
     """Parameters of its own, functions for everything else; the same layer under two names."""
 
@@ -212,6 +229,7 @@ ARCHITECTURES = {
     "conv1d": (Sequences, (2, 16)),
     "grouped": (Grouped, (4, 6, 6)),
     "mixer": (Mixer, (1, 8, 8)),
+    "channels last": (ChannelsAtTheEnd, (1, 8, 8)),
     "functional": (Functional, (1, 8, 8)),
     "sequential": (sequential, (1, 8, 8)),
     "forms": (forms, (2, 7, 8)),
@@ -227,6 +245,7 @@ RELAXED = {
     "conv1d": ("encoder.0", "encoder.3", "out"),
     "grouped": ("depthwise", "pointwise", "grouped"),
     "mixer": ("patches",),
+    "channels last": ("patches", "spread", "wide", "narrow"),
     "functional": ("conv", "layers.1", "out"),
     "sequential": ("0", "2"),
     "forms": ("0", "2", "4", "7"),
@@ -271,11 +290,11 @@ def net(name, dtype=torch.float64):
     return shaken(model.to(dtype)), torch.randn(8, 2, 8, 8, dtype=dtype)
 
 
-SMALL = (Polyphase, TwoFactors, Offset, Sum)
+SMALL = (Polyphase, TwoFactors, Offset, Sum, ChannelsLast)
 
 
 def assert_plain(model, own):
-    """Every module is one of torch's, one of the four small ones, or a class of the user's own."""
+    """Every module is one of torch's, one of the five small ones, or a class of the user's own."""
     for name, module in model.named_modules():
         ordinary = type(module).__module__.startswith("torch.nn") or type(module) in SMALL
         assert ordinary or type(module) in own, f"{name} is {type(module).__name__}"
@@ -288,5 +307,6 @@ FROZEN = {
     "u-net encoder": ("down1.1", "down2.1", "up"),
     "conv1d": ("encoder.1",),
     "mixer": ("norm1", "norm2"),
+    "channels last": ("", "norm"),
     "functional": ("",),
 }

@@ -21,7 +21,7 @@ NOT_ALL: dict[str, str] = {}
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if f.slow else n for n, f in FAMILIES.items()])
 def test_a_family_is_relaxed_hardened_and_exported_as_the_same_function(name):
     found = visit(FAMILIES[name])
-    assert found.spread > 100 * SAME / 20, "outputs that do not differ between samples tell nothing"
+    assert found.spread > 1e-3, "outputs that do not differ between samples tell nothing"
     assert found.why == NOT_ALL.get(name, "")
     if not found.why:
         assert found.relaxed > 0
@@ -37,7 +37,7 @@ def test_a_network_that_was_lived_in_notices_every_parameter():
     for part in [*model.parameters(), model[1].running_mean, model[1].running_var]:
         values = part.detach().clone()
         part.data.fill_(1.0)
-        assert (model(x) - before).norm() > 10 * SAME * (before - before.mean(0)).norm()
+        assert (model(x) - before).norm() > 1e-2 * (before - before.mean(0)).norm()
         part.data.copy_(values)
     assert torch.equal(model(x), before)
 
@@ -55,7 +55,9 @@ def test_the_page_holds_the_table_of_the_results():
 
 def test_an_error_is_told_with_its_stage(monkeypatch):
     family = FAMILIES["ShuffleNet v2"]
-    assert asdict(visit(family, "no path"))["why"].startswith("relax: ValueError: conv1.0 (Conv2d) cannot have the paths 'no path'")
+    assert asdict(visit(family, "no path"))["why"].startswith(
+        "relax: ValueError: conv1.0 (Conv2d) cannot have the paths 'no path'"
+    )
     monkeypatch.setattr("visiting.kernel.at", lambda *_: 1 / 0)
     found = visit(family)
     assert found.why == "evidence: ZeroDivisionError: division by zero"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autosym.surgery.reading import is_subclass
-
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 FLATTENING = ("flatten", "reshape", "view")
 
 
@@ -22,9 +21,10 @@ class Seen:
     by_sample: bool = True  # one positional tensor whose first axis is the batch
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
-    x: Tensor | None = None  # the input of a convolution, or of a subclass of a dense layer
+    x: Tensor | None = None  # the input of a convolution, of a dense layer on maps with channels last, and of subclasses
     flat: tuple[int, ...] = ()  # the shape of the input before it was flattened, if seen
     maps: tuple[int, ...] = ()  # the same (C, ...), if C is known to count the channels of a convolution
+    last: bool = False  # whether the input is maps (..., C) with the channels last, as far as the convolution before it shows
     convolved: bool = False  # whether a convolution came before
     after: nn.Module | None = None  # the layer whose output is the input, unchanged
 
@@ -45,6 +45,11 @@ class _Flattened(TorchFunctionMode):
             if x.dim() > 2 and len(x) == len(result):
                 self.maps[result.data_ptr()] = (result, tuple(x.shape[1:]))  # kept, so that its memory is not reused
         return result
+
+
+def is_subclass(module: nn.Module) -> bool:
+    """Whether the module is a Linear or a convolution that may compute something else than torch's."""
+    return isinstance(module, LAYERS) and type(module) not in LAYERS
 
 
 def _is_permuted(x: Any, y: Any) -> bool:
@@ -93,7 +98,9 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
         if isinstance(module, (nn.Conv1d, nn.Conv2d)):
             convolution = record.out_shape
-        if isinstance(module, (nn.Conv1d, nn.Conv2d)) or is_subclass(module):
+        if isinstance(module, nn.Linear):
+            record.last = flattened.permuted and _is_last(record.in_shape, convolution)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)) or is_subclass(module) or record.last:
             record.x = x.clone()  # later layers may change it in place
         kept.extend((x, output))
         if not list(module.children()):
@@ -102,6 +109,11 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
     with _hooks(model, hook), flattened:
         seen.outputs = model(example)
     return seen
+
+
+def _is_last(shape: tuple[int, ...], convolution: tuple[int, ...]) -> bool:
+    """Whether maps (C, ...) of the last convolution are now (..., C'). It is unknown if a position axis is as long as the channels."""
+    return len(convolution) > 1 and shape[:-1] == convolution[1:] and convolution[0] not in convolution[1:]
 
 
 @contextmanager

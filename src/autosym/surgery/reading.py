@@ -8,7 +8,7 @@ standardisation) become weights of their own, at their present values. A subclas
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-KINDS = {nn.Linear: F.linear, nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
-ROUNDING = 1000  # in units of the precision of outputs: they differ by less if two layers are one function
+from autosym.surgery.checking import same
+from autosym.surgery.observation import Seen
+
+KINDS: dict[type[nn.Module], Any] = {nn.Linear: F.linear, nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
 ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
@@ -38,18 +40,14 @@ class _Calls(TorchFunctionMode):
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        self.function, self.found = function, []
+        self.function = function
+        self.found: list[tuple[dict[str, Any], Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is self.function:
             self.found.append(({**dict(zip(ARGUMENTS, args, strict=False)), **(kwargs or {})}, result))
         return result
-
-
-def is_subclass(module: nn.Module) -> bool:
-    """Whether the module is a Linear or a convolution that may compute something else than torch's."""
-    return isinstance(module, tuple(KINDS)) and type(module) not in KINDS
 
 
 @torch.no_grad()
@@ -66,15 +64,25 @@ def read(layer: nn.Module, x: Tensor) -> Read:
     sides = _padding(x, given["input"], _mode(layer))
     if sides is None:
         return not_read
-    plain = _linear(layer, given) if kind is nn.Linear else _convolution(layer, kind, given, sides)
+    plain: Any = _linear(layer, given) if kind is nn.Linear else _convolution(layer, kind, given, sides)
     other = x.mean() + x.std(correction=0) * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
     for inputs, wanted in ((x, y), (other, layer(other))):  # weights that depend on the input would differ in the second
-        found = _apply(plain, inputs)
-        if found.shape != wanted.shape or not (found - wanted).abs().max() <= ROUNDING * torch.finfo(x.dtype).eps * wanted.abs().max():
+        if not same(_apply(plain, inputs), wanted):
             return not_read
     symmetric = kind is nn.Linear or tuple(plain._reversed_padding_repeated_twice) == _sides(plain.padding)
     own = f", padded as for maps {tuple(x.shape[2:])}" if any(sides) else ""
     return Read(plain, f"the present weights of {name}{own}", symmetric)
+
+
+def as_convolution(linear: Any, seen: Seen) -> tuple[nn.Module, Seen]:
+    """A dense layer on the last axis of maps (B, ..., C) as the 1x1 convolution of (B, C, ...) that it is, and what it would have seen."""
+    axes = len(seen.in_shape) - 1
+    kind: Any = {1: nn.Conv1d, 2: nn.Conv2d}[axes]
+    conv = kind(linear.in_features, linear.out_features, 1, bias=linear.bias is not None, device="meta")
+    conv.weight, conv.bias = nn.Parameter(linear.weight.detach().reshape(conv.weight.shape)), linear.bias
+    in_shape, out_shape = ((shape[-1], *shape[:-1]) for shape in (seen.in_shape, seen.out_shape))
+    assert seen.x is not None
+    return conv, replace(seen, in_shape=in_shape, out_shape=out_shape, x=seen.x.movedim(-1, 1))
 
 
 def _apply(plain: Any, x: Tensor) -> Tensor:
@@ -95,12 +103,16 @@ def _linear(layer: nn.Module, given: dict[str, Any]) -> nn.Linear:
 def _convolution(layer: nn.Module, kind: Any, given: dict[str, Any], sides: Sequence[int]) -> nn.Module:
     """torch's convolution with the weights and the form of a call; ``sides`` is what its input was padded by before."""
     weight, bias, groups = given["weight"], given.get("bias"), given.get("groups", 1)
-    form = [_tuple(given.get(key, default), weight.dim() - 2) for key, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    form = [
+        _tuple(given.get(key, default), weight.dim() - 2) for key, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    ]
     shape = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]))
     made = kind(*shape, *form, groups, bias is not None, device="meta")
     padding = [a + b for a, b in zip(made._reversed_padding_repeated_twice, sides, strict=True)]
     if padding[::2] == padding[1::2]:
-        made = kind(*shape, form[0], tuple(padding[::-2]), form[2], groups, bias is not None, _name(layer, sides), device="meta")
+        made = kind(
+            *shape, form[0], tuple(padding[::-2]), form[2], groups, bias is not None, _name(layer, sides), device="meta"
+        )
     else:
         made.padding_mode = _name(layer, sides)
     made._reversed_padding_repeated_twice = padding

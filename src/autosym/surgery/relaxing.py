@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from autosym.curvature.owners import check_parameter, is_under, sites
-from autosym.curvature.verification import refuse_batch_dependence, verify
+from autosym.curvature.owners import check_parameter, is_under
+from autosym.curvature.verification import refuse_batch_dependence
 from autosym.linear.conv import Conv, form_of
 from autosym.linear.dense import Bias, Dense, Pool
 from autosym.linear.normalisation import BATCH, NORMALISATIONS, WIDEST, too_wide
@@ -30,12 +31,12 @@ from autosym.nn.layers import Affine, Branch, Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
-from autosym.surgery.observation import Observation, Seen, observe
-from autosym.surgery.reading import Read, is_subclass, read
+from autosym.surgery.checking import check, replace
+from autosym.surgery.observation import Observation, Seen, is_subclass, observe
+from autosym.surgery.reading import Read, as_convolution, read
 
 FREE = ("f-fc", "fc", "s-fc")
 RELAXABLE = (nn.Conv1d, nn.Conv2d, nn.Linear)
-ROUNDING = 1000  # in units of the precision of outputs: a relaxed model whose outputs differ by more computes another function
 LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
 
@@ -120,7 +121,11 @@ def relax(
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
-    folded = {name for name, m in norms.items() if fold and type(m) in BATCH and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
+    folded = {
+        name
+        for name, m in norms.items()
+        if fold and type(m) in BATCH and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)
+    }
     notes = []
     for name, module in modules.items():
         if name in folded:
@@ -136,7 +141,7 @@ def relax(
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
             raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
     relaxed.relaxation = Relaxation(tuple(notes))  # type: ignore[assignment]
-    _check(relaxed, example, seen.outputs)
+    check(relaxed, example, seen.outputs)
     return relaxed
 
 
@@ -183,7 +188,8 @@ def _convert(
 ) -> LayerNote:
     """Relax one convolution or dense layer of the model in place, or say why it stays as it is."""
     kind = type(module).__name__
-    wanted = paths.get(name) if isinstance(paths, Mapping) else paths if not isinstance(module, nn.Linear) else "pool"
+    dense = isinstance(module, nn.Linear) and not seen.last
+    wanted = paths.get(name) if isinstance(paths, Mapping) else "pool" if dense else paths
     trained = {parameter.requires_grad for parameter in module.parameters()}
     if trained != {False} and seen.calls > 1 and not held:
         raise ValueError(
@@ -198,17 +204,23 @@ def _convert(
     own = _read(module, seen)
     if own.layer is None:
         return _frozen(name, module, own.note)
-    relaxed = _relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv
-    made, why = relaxed(name, own.layer, seen, wanted)
+    layer, maps = as_convolution(own.layer, seen) if seen.last else (own.layer, seen)
+    made, why = (_relaxed_dense if dense else _relaxed_conv)(name, layer, maps, wanted)
     note = "; ".join(filter(None, (why, own.note)))
     if made is None and own.layer is module:
         return LayerNote(name, kind, "kept", (), note)
-    new: nn.Module = made or own.layer
-    if made is None and not own.runs:
-        ones = (1,) * (len(seen.out_shape) - 1)
-        new = _with(Conv(*form_of(own.layer)), own.layer.weight, own.layer.bias, (seen.out_shape[0], *ones), seen.out_shape, 1)
-    _replace(model, module, new.to(own.layer.get_parameter("weight")).train(module.training))
+    if made is not None:
+        made.channels_last = seen.last
+    new = made or (own.layer if own.runs else _conv(own.layer, seen, 1))
+    replace(model, module, new.to(own.layer.get_parameter("weight")).train(module.training))
     return LayerNote(name, kind, "kept" if made is None else "relaxed", tuple(made or ()), note)
+
+
+def _conv(conv: nn.Module, seen: Seen, scale: int) -> nn.Module:
+    """A torch convolution, times ``scale``, as paths."""
+    assert isinstance(conv, (nn.Conv1d, nn.Conv2d))
+    by_channel = (conv.out_channels, *(1 for _ in conv.kernel_size))
+    return _with(Conv(*form_of(conv)), conv.weight, conv.bias, by_channel, seen.out_shape, scale)
 
 
 def _read(module: nn.Module, seen: Seen) -> Read:
@@ -377,58 +389,28 @@ def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
     statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
     before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
     before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also a new bias
-    _replace(model, norm, nn.Identity())
+    replace(model, norm, nn.Identity())
     return True
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace the layer under every name it has: a model may hold it both by itself and in a Sequential."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                parent._modules[name] = new
 
 
 @torch.no_grad()
 def _put_back(
     relaxed: nn.Module, example: Tensor, given: Mapping[str, nn.Module], notes: Sequence[LayerNote]
 ) -> list[LayerNote]:
-    """Put layers back whose attributes forward() reads, and relaxed ones lack; other failures are left to ``_check``."""
+    """Put layers back whose attributes forward() reads, and relaxed ones lack; other failures are left to ``check``."""
     now = {note.layer: note for note in notes}
     while True:
         try:
-            relaxed(example[:1])
+            relaxed(example)
         except AttributeError as error:
-            new = getattr(error, "obj", None)
-            name = next((n for n in now if relaxed.get_submodule(n) is new and new is not given[n]), None)
+            new: Any = error.obj
+            changed = (n for n, note in now.items() if relaxed.get_submodule(n) is not given[n] and note.outcome != "folded")
+            name = next((n for n in changed if relaxed.get_submodule(n) is new), None)
             if name is None:
                 return list(now.values())
-            _replace(relaxed, new, given[name])
+            replace(relaxed, new, given[name])
             now[name] = _as_given(name, given[name], f"forward() reads its {error.name}, which a relaxed layer does not have")
         except Exception:
             return list(now.values())
         else:
             return list(now.values())
-
-
-def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
-    """Check that the function is the same, that every relaxed layer is used, and that the evidence covers it."""
-    if not any(parameter.requires_grad for parameter in relaxed.parameters()):
-        raise ValueError(f"no layer is left to fit:\n{relaxed.relaxation}")
-    try:
-        seen = observe(relaxed, example)
-    except Exception as error:
-        raise ValueError(
-            f"the relaxed model cannot run ({type(error).__name__}: {error}): if forward() reads attributes of a layer, name that "
-            "layer in keep"
-        ) from error
-    for name, module in relaxed.named_modules():
-        if isinstance(module, Relaxed) and not all(seen.of(leaf).calls for leaf in module.modules() if isinstance(leaf, Path)):
-            raise ValueError(f"{name} was relaxed, but forward() does not call it by that name: name it in keep")
-    tolerance = ROUNDING * torch.finfo(before.dtype).eps * before.abs().max() + 1e-12
-    if not (seen.outputs - before).abs().max() <= tolerance:
-        raise ValueError(
-            "the relaxed model computes another function: with fold=True, a layer's output is used by more than its "
-            "normalisation; otherwise forward() uses a layer in a way that relax cannot see: name that layer in keep"
-        )
-    verify(relaxed, example[:2], owned=sites(relaxed))

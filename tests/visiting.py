@@ -11,10 +11,10 @@ from autosym.bayes.priors import Prior
 from autosym.evidence import kernel
 from autosym.linear.path import Path
 from autosym.nn.layers import Relaxed
-from families import Family
+from families import CLASSES, Family
 
 PATHS = "f-fc"  # the free path of every convolution
-SAME = 1e-3  # of the spread of the outputs over samples, in float32: below it two functions are one
+SAME = 1e-8  # of the spread of the outputs over samples, in float64: below it two functions are one
 SHAKEN = 3  # relaxed layers whose free paths get weights before hardening; all others start at zero
 
 
@@ -45,9 +45,9 @@ def visit(family: Family, paths: str = PATHS) -> Visit:
     """Relax, take one evidence step, harden, export; an error ends the visit, and is told."""
     torch.manual_seed(0)
     shape = (3, family.size, family.size)
-    model = lived_in(family.build(), shape)
+    model = lived_in(family.build().double(), shape)
     found = Visit(family.model, family.size, _count(model))
-    x, other, y = torch.randn(3, *shape), torch.randn(3, *shape), torch.arange(3)
+    x, other, y = (torch.randn(3, *of, dtype=torch.float64) for of in (shape, shape, (CLASSES,)))
     with torch.no_grad():
         before = model(other)
     found.spread = float(_spread(before) / before.norm())
@@ -77,7 +77,7 @@ def visit(family: Family, paths: str = PATHS) -> Visit:
 @torch.no_grad()
 def lived_in(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """No parameter is constant, and running statistics are near those of random images: whatever is dropped changes the outputs."""
-    noise = torch.Generator().manual_seed(0)
+    noise, dtype = torch.Generator().manual_seed(0), next(model.parameters()).dtype
     for parameter in model.parameters():
         if parameter.numel() and bool((parameter == parameter.flatten()[0]).all()):
             small = abs(float(parameter.flatten()[0])) < 0.5  # biases and layer scales; all others are scales
@@ -87,7 +87,7 @@ def lived_in(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1.0
-    model.train()(torch.randn(8, *shape, generator=noise))
+    model.train()(torch.randn(8, *shape, generator=noise, dtype=dtype))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.running_mean += 0.3 * norm.running_var.sqrt() * torch.randn(norm.running_mean.shape, generator=noise)
@@ -97,7 +97,7 @@ def lived_in(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 def _evidence_step(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """The log evidence after one closed-form step of all precisions, by the kernel of all rows: exact, and cheap for few samples."""
-    at = kernel.at(model, (x, y))
+    at = kernel.at(model, (x, y), "gaussian")  # whose curvature does not vanish where outputs are large
     prior = Prior(at.names)
     start = prior.log_precision.detach().clone()
     at.mackay(prior)

@@ -6,7 +6,7 @@ load beside a CPU build of torch, and libraries that would find it (lightning, t
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -61,10 +61,10 @@ class Family:
     def build(self) -> nn.Module:
         library, name = self.model.split(":")
         torchvision, timm, _ = libraries()
-        make: Callable[..., nn.Module] = torchvision.models.get_model if library == "torchvision" else timm.create_model
+        models = (torchvision if library == "torchvision" else timm).models
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs
-            return make(name, num_classes=CLASSES, **self.options)
+            return getattr(models, name)(num_classes=CLASSES, **self.options)
 
 
 ONE = {"layers": (1, 1, 1, 1)}
@@ -72,36 +72,32 @@ SHALLOW = {"depths": (1, 1, 1, 1)}
 NARROW = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
 FAMILIES = {
     "AlexNet": Family("torchvision:alexnet", size=64, slow=True),
-    "VGG": Family("timm:vgg11", {"mlp_ratio": 0.01}, slow=True),
+    "VGG": Family("timm:VGG", {"cfg": [8, "M", 16, "M", 16, 16, "M"], "mlp_ratio": 0.01}),
     "SqueezeNet": Family("torchvision:squeezenet1_1", size=64),
     "GoogLeNet": Family("torchvision:googlenet", {"aux_logits": False, "init_weights": False}),
     "Inception v3": Family("torchvision:inception_v3", {"aux_logits": False, "init_weights": False}, 75, slow=True),
-    "Inception v4": Family("timm:inception_v4", size=75, slow=True),
-    "Inception-ResNet": Family("timm:inception_resnet_v2", size=75, slow=True),
     "Xception": Family("timm:legacy_xception", slow=True),
     "aligned Xception": Family("timm:xception41", slow=True),
     "ResNet": Family("torchvision:resnet18"),
     "ResNet-D": Family("timm:resnet18d", ONE),
-    "ResNeXt": Family("timm:resnext50_32x4d", {**ONE, "base_width": 1}),
+    "ResNeXt": Family("timm:resnext50_32x4d", {**ONE, "cardinality": 8}),
     "Wide ResNet": Family("timm:wide_resnet50_2", {**ONE, "base_width": 8}),
     "pre-activation ResNet": Family("timm:resnetv2_18", {**ONE, "channels": (8, 16, 24, 32), "stem_chs": 8}),
     "Big Transfer": Family("timm:resnetv2_50x1_bit", slow=True),
-    "ResNet-RS": Family("timm:resnetrs50", ONE),
-    "ECA-ResNet": Family("timm:ecaresnet26t", ONE),
+    "ResNet-RS": Family("timm:resnetrs50", {**ONE, "stem_width": 8, "base_width": 16}),
+    "ECA-ResNet": Family("timm:ecaresnet26t", {**ONE, "stem_width": 8, "base_width": 16}),
     "SE-ResNet": Family("timm:legacy_seresnet18", ONE),
     "SK-ResNet": Family("timm:skresnet18", ONE),
-    "Res2Net": Family("timm:res2net50_14w_8s", ONE),
+    "Res2Net": Family("timm:res2net50_14w_8s", {**ONE, "base_width": 4}),
     "ResNeSt": Family("timm:resnest14d", {"stem_width": 8, "base_width": 16}),
     "TResNet": Family("timm:tresnet_m", {**ONE, "width_factor": 0.25}, 64),
-    "GC-ResNet": Family("timm:gcresnet33ts", slow=True),
-    "NF-ResNet": Family("timm:nf_resnet26", slow=True),
-    "NF-RegNet": Family("timm:nf_regnet_b0"),
-    "NFNet": Family("timm:nfnet_l0", slow=True),
-    "DeepMind NFNet": Family("timm:dm_nfnet_f0", slow=True),
+    "GC-ResNet": Family("timm:gcresnet33ts", {"width_factor": 0.25}),
+    "NF-ResNet": Family("timm:nf_resnet26", {"width_factor": 0.25}),
+    "NF-RegNet": Family("timm:nf_regnet_b0", {"depths": (1, 1, 1, 1)}),
+    "NFNet": Family("timm:nfnet_l0", {**SHALLOW, "width_factor": 0.25, "group_size": 8}),
+    "DeepMind NFNet": Family("timm:dm_nfnet_f0", {**SHALLOW, "width_factor": 0.125, "group_size": 8}),
     "RegNetX": Family("timm:regnetx_002"),
     "RegNetY": Family("torchvision:regnet_y_400mf"),
-    "RegNetZ": Family("timm:regnetz_b16", slow=True),
-    "RegNetV": Family("timm:regnetv_040", slow=True),
     "DenseNet": Family("timm:densenet121", {"growth_rate": 8, "block_config": (2, 2, 2, 2)}),
     "RDNet": Family("timm:rdnet_tiny", {"growth_rates": (8,) * 7, "num_blocks_list": (1,) * 7, "num_init_features": 16}),
     "DLA": Family("timm:dla46_c"),
@@ -113,8 +109,8 @@ FAMILIES = {
     "CSPResNet": Family("timm:cspresnet50", slow=True),
     "CSP-DarkNet": Family("timm:cs3darknet_s", slow=True),
     "DarkNet": Family("timm:darknet17", slow=True),
-    "RepVGG": Family("timm:repvgg_a0", slow=True),
-    "GENet": Family("timm:gernet_s", slow=True),
+    "RepVGG": Family("timm:repvgg_a0", {"width_factor": 0.25}),
+    "GENet": Family("timm:gernet_s", {"width_factor": 0.25}),
     "MobileOne": Family("timm:mobileone_s0", slow=True),
     "HGNet": Family("timm:hgnetv2_b0"),
     "MobileNet v1": Family("timm:mobilenetv1_100", slow=True),
@@ -148,7 +144,7 @@ FAMILIES = {
     "ConvNeXt v2": Family("timm:convnextv2_atto", NARROW),
     "InceptionNeXt": Family("timm:inception_next_atto", {**SHALLOW, "dims": (16, 32, 48, 64)}),
     "EdgeNeXt": Family("timm:edgenext_xx_small"),
-    "ConvMixer": Family("timm:convmixer_768_32", slow=True),
+    "ConvMixer": Family("timm:ConvMixer", {"dim": 12, "depth": 4, "kernel_size": 5}),
     "ConvFormer": Family("timm:convformer_s18", NARROW),
     "PoolFormer": Family("timm:poolformer_s12", NARROW),
     "FocalNet": Family("timm:focalnet_tiny_srf", {**SHALLOW, "embed_dim": 8}),
