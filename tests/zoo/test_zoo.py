@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import zoo
-from families import FAMILIES, PLACE
+from families import FAMILIES, LEFT_OUT, PLACE
 from visiting import SAME, lived_in, visit
 
 pytestmark = [
@@ -46,6 +46,7 @@ def test_the_page_holds_the_table_of_the_results():
     results = json.loads(zoo.OUT.read_text())
     assert list(results["families"]) == list(FAMILIES)
     assert zoo.table(results["families"]) in zoo.PAGE.read_text()
+    assert f"{', '.join(LEFT_OUT)}." in " ".join(zoo.PAGE.read_text().split())
     relaxed = [entry for entry in results["families"].values() if entry["relaxed"]]
     assert len(relaxed) >= 57
     for entry in results["families"].values():  # nothing is wrong silently

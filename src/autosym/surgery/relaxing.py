@@ -4,7 +4,8 @@
     W vec(x)  ->  1/2 (2 pool(x) + 2 (W vec(x) - pool(x)))    pool: the part of W that is constant over positions
 
 In a factored free path, only the output factor starts at zero. A layer that is not relaxed stays as it is, and is listed with
-the reason. Parameters that the evidence cannot cover are frozen: they are point estimates outside the evidence.
+the reason. Parameters that the evidence cannot cover are frozen: they are point estimates outside the evidence. A subclass of a torch
+layer is read as the plain layer that it computes (``reading``), and a dense layer on maps (..., C) as a 1x1 convolution.
 """
 
 import copy
