@@ -36,9 +36,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	$(PIP) -e ".[all]"
 	touch $@
 
-$(VENV)/.tests: $(VENV)/.base requirements-oracles.txt
+$(VENV)/.tests: $(VENV)/.base requirements-oracles.txt requirements-zoo.txt
 	$(PIP) -e ".[all,test,docs]"
 	$(PIP) --no-deps -r requirements-oracles.txt
+	$(PIP) --no-deps --upgrade --target $(VENV)/zoo -r requirements-zoo.txt
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.base

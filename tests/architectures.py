@@ -8,7 +8,7 @@ import autosym
 from autosym.linear.path import Path
 from autosym.nn import nets
 from autosym.nn.layers import Affine, Factored, Relaxed
-from autosym.surgery.merging import Modulation, Offset, Polyphase, Sum, TwoFactors
+from autosym.surgery.merging import ChannelsLast, Modulation, Offset, Polyphase, Sum, TwoFactors
 
 
 class LeNet(nn.Module):
@@ -166,6 +166,23 @@ class Mixer(nn.Module):
         return self.head(x.mean(1))
 
 
+class ChannelsAtTheEnd(nn.Module):
+    """Maps with their channels last between convolutions: normalised and mixed by dense layers, as in ConvNeXt."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(1, 5, 2, stride=2)
+        self.spread = nn.Conv2d(5, 5, 3, padding=1, groups=5)
+        self.norm, self.wide, self.narrow = nn.LayerNorm(5), nn.Linear(5, 6), nn.Linear(6, 5, bias=False)
+        self.scale = nn.Parameter(torch.full((5,), 0.5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.patches(x)
+        y = self.narrow(F.gelu(self.wide(self.norm(self.spread(x).permute(0, 2, 3, 1)))))
+        return self.head((x + (self.scale * y).permute(0, 3, 1, 2)).mean((2, 3)))
+
+
 class Functional(nn.Module):
     """Parameters of its own, functions for everything else; the same layer under two names."""
 
@@ -231,6 +248,7 @@ ARCHITECTURES = {
     "conv3d": (Volumes, (1, 4, 4, 6)),
     "grouped": (Grouped, (4, 6, 6)),
     "mixer": (Mixer, (1, 8, 8)),
+    "channels last": (ChannelsAtTheEnd, (1, 8, 8)),
     "functional": (Functional, (1, 8, 8)),
     "sequential": (sequential, (1, 8, 8)),
     "forms": (forms, (2, 7, 8)),
@@ -247,6 +265,7 @@ RELAXED = {
     "conv3d": ("encoder.0", "encoder.3", "out"),
     "grouped": ("depthwise", "pointwise", "grouped"),
     "mixer": ("patches",),
+    "channels last": ("patches", "spread", "wide", "narrow"),
     "functional": ("conv", "layers.1", "out"),
     "sequential": ("0", "2"),
     "forms": ("0", "2", "4", "7"),
@@ -291,7 +310,7 @@ def net(name, dtype=torch.float64):
     return shaken(model.to(dtype)), torch.randn(8, 2, 8, 8, dtype=dtype)
 
 
-SMALL = (Polyphase, TwoFactors, Offset, Sum, Modulation)
+SMALL = (Polyphase, TwoFactors, Offset, Sum, Modulation, ChannelsLast)
 
 
 def assert_plain(model, own):
@@ -309,5 +328,6 @@ FROZEN = {
     "conv1d": ("encoder.1",),
     "conv3d": ("encoder.1",),
     "mixer": ("norm1", "norm2"),
+    "channels last": ("", "norm"),
     "functional": ("",),
 }

@@ -155,6 +155,22 @@ class Dense(nn.Module):
         return self.out(self.flat(self.conv(x)))
 
 
+@pytest.mark.parametrize(("channels", "outcome"), [(4, "relaxed"), (6, "kept")])
+def test_channels_last_are_known_if_no_other_axis_is_as_long(channels, outcome):
+    model = nn.Sequential(nn.Conv2d(1, channels, 3, padding=1), Last(), nn.Linear(channels, 3), Mean())
+    assert autosym.relax(model, torch.randn(2, 1, 6, 6)).relaxation.layers[-1].outcome == outcome
+
+
+class Last(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1)
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((1, 2))
+
+
 @pytest.mark.parametrize(
     ("model", "note"),
     [
@@ -285,7 +301,10 @@ class Recurrent(nn.Module):
 
 
 class Own(nn.Conv2d):
-    """A subclass, which may compute anything."""
+    """A subclass that is no convolution."""
+
+    def forward(self, x):
+        return super().forward(x).abs()
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,16 @@ def test_folding_that_would_change_the_function_is_refused():
     with pytest.raises(ValueError, match="computes another function: with fold=True"):
         autosym.relax(model.eval(), x, fold=True)
     assert_close(autosym.relax(model, x)(x), model(x))
+
+
+def test_normalisation_that_does_more_is_not_folded():
+    class WithActivation(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), WithActivation(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3)
+    ).eval()
+    record = autosym.relax(model, torch.randn(4, 1, 6, 6), fold=True).relaxation
+    assert (record.names("frozen"), record.names("folded")) == (("1",), ("3",))

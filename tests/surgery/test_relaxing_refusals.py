@@ -85,8 +85,22 @@ def test_forward_that_reads_a_layer():
         def forward(self, x):
             return super().forward(x.to(self.conv1.weight.dtype))
 
-    refused("cannot run .AttributeError.*keep", Reading(), torch.randn(2, 1, 16, 16))
-    assert autosym.relax(Reading(), torch.randn(2, 1, 16, 16), keep="conv1").relaxation.names("kept") == ("conv1", "fc2")
+    record = autosym.relax(Reading(), torch.randn(2, 1, 16, 16)).relaxation
+    assert record.names("kept") == ("conv1", "fc2")
+    assert record.layers[0].note == "forward() reads its weight, which a relaxed layer does not have"
+    message = "conv1 .Conv2d. cannot be relaxed: forward.. reads its weight.*leave it out of paths"
+    refused(message, Reading(), torch.randn(2, 1, 16, 16), paths={"conv1": "f-fc"})
+
+
+def test_forward_that_depends_on_the_kind_of_a_layer():
+    class Asking(LeNet):
+        def forward(self, x):
+            if not isinstance(self.conv1, nn.Conv2d):
+                raise TypeError("what is this?")
+            return super().forward(x)
+
+    refused("cannot run .TypeError.*keep", Asking(), torch.randn(2, 1, 16, 16))
+    assert autosym.relax(Asking(), torch.randn(2, 1, 16, 16), keep="conv1").relaxation.names("kept") == ("conv1", "fc2")
 
 
 def test_forward_that_calls_a_layer_by_a_name_that_is_not_seen():

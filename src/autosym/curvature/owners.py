@@ -16,7 +16,7 @@ from autosym.linear.dense import Bias, Dense
 from autosym.linear.frames import Frame
 from autosym.linear.normalisation import NORMALISATIONS, WIDEST, Scale, affine_shape, normalised, too_wide
 from autosym.linear.path import Definition, Path
-from autosym.runtime.batching import check_module
+from autosym.runtime.batching import all_finite, check_module
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def check_parameter(name: str, parameter: nn.Parameter, owners: dict[int, str]) 
         )
     if parameter.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{name} is {parameter.dtype}: curvature needs float32 or float64; use model.float()")
-    if not torch.isfinite(parameter).all():
+    if not all_finite(parameter.detach()):
         raise ValueError(f"{name} holds values that are not finite (NaN or Inf): load or initialise it anew")
 
 

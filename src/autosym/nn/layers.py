@@ -204,6 +204,8 @@ def turn(
 class Relaxed(nn.ModuleDict):
     """The mean of named paths. ``symmetric`` paths output the full map; one polyphase choice downsamples their sum."""
 
+    channels_last = False  # whether inputs and outputs are maps (B, ..., C); its paths always see (B, C, ...)
+
     def __init__(
         self,
         symmetric: Mapping[str, nn.Module],
@@ -218,13 +220,15 @@ class Relaxed(nn.ModuleDict):
         self.lifted = lifted  # the group, if the output's channels are its fields
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.movedim(-1, 1) if self.channels_last else x
         free = beside(lambda: [self[name](x) for name in self.free], x)
         outputs = []
         if self.symmetric:
             total = sum(self[name](x) for name in self.symmetric)
             outputs.append(polyphase(total, self.stride))
         outputs += free()
-        return sum(outputs[1:], outputs[0]) / len(self)
+        y = sum(outputs[1:], outputs[0]) / len(self)
+        return y.movedim(1, -1) if self.channels_last else y
 
     def keeps(self, name: str) -> Kept:
         """What a path keeps: nothing if free, else what all its parts keep; if they name no symmetry, ``Kept(every=True)``."""

@@ -136,6 +136,7 @@ class _Part:
     part: str
     weights: list[nn.Parameter]  # with these at zero, the part adds nothing to the outputs
     share: float = math.nan
+    silent: bool = False  # whether its path computes zero, so that dropping it changes nothing
     change: float = math.nan
     dropped: bool = False
     before: list[Tensor] = field(default_factory=list)
@@ -162,6 +163,7 @@ def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
     for layer, module in model.named_modules():
         if not isinstance(module, Relaxed):
             continue
+        silent = module.silent()
         for path, branch in module.items():
             stem = f"{layer}.{path}".lstrip(".")
             for part, names in branch.parts().items() if isinstance(branch, (Branch, Path)) else ():
@@ -169,7 +171,8 @@ def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
                 if part == "weights" or path in module.free or not all(inner.keeps.every for inner in inside):
                     stems = [f"{stem}.{name}".rstrip(".") for name in names]
                     weights = [inner.weight for inner in inside]
-                    parts.append(_Part(layer, path, part, weights, found.share(layer, *stems) if found else math.nan))
+                    share = found.share(layer, *stems) if found else math.nan
+                    parts.append(_Part(layer, path, part, weights, share, path in silent))
     return parts
 
 
@@ -182,13 +185,16 @@ def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
 def _drop_by_change(model: nn.Module, parts: Sequence[_Part], tolerance: float, seen: "_Outputs") -> None:
     """Drop the part with the least change first, as long as all dropped parts together change the outputs by at most ``tolerance``."""
     for part in parts:
+        if part.silent:
+            part.change = 0.0
+            continue
         part.drop()
         part.change = seen.change(model)
         part.restore()
     for part in sorted(parts, key=lambda part: part.change):
         if part.change <= tolerance and not part.share > tolerance and _may_go(part, parts):
             part.drop()
-            if seen.change(model) > tolerance:
+            if not part.silent and seen.change(model) > tolerance:
                 part.restore()
 
 

@@ -111,6 +111,17 @@ class Sum(nn.ModuleList):
         return sum(rest, first)
 
 
+class ChannelsLast(nn.Module):
+    """A layer of maps (B, C, ...), for maps whose channels are the last axis, (B, ..., C)."""
+
+    def __init__(self, maps: nn.Module):
+        super().__init__()
+        self.maps = maps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.maps(x.movedim(-1, 1)).movedim(1, -1)
+
+
 @torch.no_grad()
 def plain(
     name: str, layer: nn.Module, dropped: Collection[tuple[str, str]] = (), in_shape: tuple[int, ...] | None = None
@@ -120,6 +131,8 @@ def plain(
     ``in_shape`` is the shape of one input, if known.
     """
     relaxed = layer if isinstance(layer, Relaxed) else Relaxed({}, {"alone": layer})
+    if relaxed.channels_last and in_shape:
+        in_shape = (in_shape[-1], *in_shape[:-1])
     own = [branch.in_shape for branch in relaxed.values() if isinstance(branch, (Branch, Path))]
     in_shape = in_shape or max(filter(None, own), key=len, default=None)  # a shorter one leaves out axes that share weights
     values: tuple[list[Plain], list[Plain]] = ([], [])  # symmetric paths, free paths
@@ -145,7 +158,19 @@ def plain(
             f"the symmetric paths of {name} would be dropped, but not their bias, which depends on position: use a smaller tolerance"
         )
     made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
+    made = _channels_last(made) if relaxed.channels_last else made
     return made.to(next(layer.parameters())).train(layer.training)
+
+
+def _channels_last(made: nn.Module) -> nn.Module:
+    """The layer for maps (B, ..., C): a dense layer of the last axis, if it is a convolution of single positions."""
+    if not isinstance(made, (nn.Conv1d, nn.Conv2d)):
+        return ChannelsLast(made)
+    if math.prod((*made.kernel_size, *made.stride, made.groups)) > 1 or any(made._reversed_padding_repeated_twice):
+        return ChannelsLast(made)
+    linear = nn.Linear(made.in_channels, made.out_channels, bias=made.bias is not None)
+    _set(linear, made.weight, made.bias, 1.0)
+    return linear
 
 
 def _mean(

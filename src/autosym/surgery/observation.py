@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from autosym.linear.conv import CONVOLUTIONS
 from autosym.nn.layers import Relaxed
 
+LAYERS = (nn.Linear, *CONVOLUTIONS)
 FLATTENING = ("flatten", "reshape", "view")
 
 
@@ -23,9 +24,10 @@ class Seen:
     by_sample: bool = True  # one positional tensor whose first axis is the batch
     in_shape: tuple[int, ...] = ()
     out_shape: tuple[int, ...] = ()
-    x: Tensor | None = None  # the input of a convolution
+    x: Tensor | None = None  # the input of a convolution, of a dense layer on maps with channels last, and of subclasses
     flat: tuple[int, ...] = ()  # the shape of the input before it was flattened, if seen
     maps: tuple[int, ...] = ()  # the same (C, ...), if C is known to count the channels of a convolution
+    last: bool = False  # whether the input is maps (..., C) with the channels last, as far as the convolution before it shows
     convolved: bool = False  # whether a convolution came before
     after: nn.Module | None = None  # the layer whose output is the input, unchanged
 
@@ -46,6 +48,11 @@ class _Flattened(TorchFunctionMode):
             if x.dim() > 2 and len(x) == len(result):
                 self.maps[result.data_ptr()] = (result, tuple(x.shape[1:]))  # kept, so that its memory is not reused
         return result
+
+
+def is_subclass(module: nn.Module) -> bool:
+    """Whether the module is a Linear or a convolution that may compute something else than torch's."""
+    return isinstance(module, LAYERS) and type(module) not in LAYERS
 
 
 def _is_permuted(x: Any, y: Any) -> bool:
@@ -92,8 +99,12 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             # as the channels, it is unknown which one the channels are.
             known = len(maps) == len(convolution) and maps[0] == convolution[0]
             record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
-        if isinstance(module, (*CONVOLUTIONS, Relaxed)):
+        maps_out = isinstance(module, (*CONVOLUTIONS, Relaxed))
+        if maps_out:
             convolution = record.out_shape
+        if isinstance(module, nn.Linear):
+            record.last = flattened.permuted and _is_last(record.in_shape, convolution)
+        if maps_out or is_subclass(module) or record.last:
             record.x = x.clone()  # later layers may change it in place
         kept.extend((x, output))
         if not list(module.children()):
@@ -102,6 +113,11 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
     with _hooks(model, hook), flattened:
         seen.outputs = model(example)
     return seen
+
+
+def _is_last(shape: tuple[int, ...], convolution: tuple[int, ...]) -> bool:
+    """Whether maps (C, ...) of the last convolution are now (..., C'). It is unknown if a position axis is as long as the channels."""
+    return len(convolution) > 1 and shape[:-1] == convolution[1:] and convolution[0] not in convolution[1:]
 
 
 @contextmanager

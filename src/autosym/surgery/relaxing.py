@@ -4,34 +4,33 @@
     W vec(x)  ->  1/2 (2 pool(x) + 2 rest(x))                 pool sees the mean over positions, rest sees x - mean x
 
 In a factored free path, only the output factor starts at zero. A layer that is not relaxed stays as it is, and is listed with
-the reason. Parameters that the evidence cannot cover are frozen: they are point estimates outside the evidence.
+the reason. Parameters that the evidence cannot cover are frozen: they are point estimates outside the evidence. A subclass of a torch
+layer is read as the plain layer that it computes (``reading``), and a dense layer on maps (..., C) as a 1x1 convolution.
 """
 
 import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from autosym.curvature.owners import check_parameter, is_under, sites
-from autosym.curvature.verification import refuse_batch_dependence, verify
+from autosym.curvature.owners import is_under
+from autosym.curvature.verification import refuse_batch_dependence
 from autosym.linear.conv import CONVOLUTIONS, Conv, form_of
 from autosym.linear.dense import Bias, Centred, Pool
-from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
+from autosym.linear.normalisation import BATCH, NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
 from autosym.nn.layers import Affine, Relaxed
 from autosym.runtime import arithmetic
-from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
 from autosym.surgery.chains import relaxed_lifted
+from autosym.surgery.checking import check, replace
 from autosym.surgery.free_paths import (
-    FREE,
     LARGEST_FACTORS,
     approximate,
     factor_bytes,
@@ -41,10 +40,9 @@ from autosym.surgery.free_paths import (
     start_at_zero,
     too_large,
 )
-from autosym.surgery.observation import Observation, Seen, observe
-
-RELAXABLE = (*CONVOLUTIONS, nn.Linear)
-ROUNDING = 1000  # in units of the precision of outputs: a relaxed model whose outputs differ by more computes another function
+from autosym.surgery.observation import LAYERS, Observation, Seen, is_subclass
+from autosym.surgery.reading import Read, as_convolution, read
+from autosym.surgery.refusals import observed, refuse
 
 
 @dataclass(frozen=True)
@@ -120,32 +118,19 @@ def relax(
     ``relaxation`` of the returned model lists what was relaxed, kept, frozen and folded, and why, and by how much the model grew.
     """
     keep = (keep,) if isinstance(keep, str) else tuple(keep)
-    _refuse(model, example, paths, keep)
+    refuse(model, example, paths, keep)
     refuse_batch_dependence(model)
     example = example.to(next(model.parameters()))
     relaxed = copy.deepcopy(model)
-    try:
-        seen = observe(relaxed, example)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the model does not take the example, {tuple(example.shape)}: give a small batch (B, ...) of its inputs, or one sample as "
-            f"sample[None]; torch says: {str(error).splitlines()[0]}"
-        ) from error
-    if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
-        shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
-        raise ValueError(
-            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part of it that does (or is "
-            "example one sample instead of a batch?)"
-        )
-    if not torch.isfinite(seen.outputs).all():
-        raise ValueError(
-            f"the outputs of the model on the example are not finite (NaN or Inf): they overflow {seen.outputs.dtype}; rescale the "
-            "inputs, or use the model in float64"
-        )
+    seen = observed(relaxed, example)
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
-    folded = {name for name, m in norms.items() if fold and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)}
+    folded = {
+        name
+        for name, m in norms.items()
+        if fold and type(m) in BATCH and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)
+    }
     notes = []
     over_group = {name: m for name, m in modules.items() if isinstance(m, Relaxed)}  # of a lifted model
     inside = {part for layer in over_group.values() for part in layer.modules() if part is not layer}
@@ -156,61 +141,20 @@ def relax(
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
         elif name in folded:
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
-        elif type(module) in RELAXABLE:
+        elif isinstance(module, LAYERS):
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
         elif type(module) in NORMALISATIONS and list(module.parameters()):
             notes.append(_normalisation(name, module, seen.of(module), learn_normalisation))
         elif list(module.parameters(recurse=False)) or name in norms:
             notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+    notes = _put_back(relaxed, example, modules, notes)
     for note in notes:
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
             raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
     size, made = (sum(p.numel() for p in m.parameters()) for m in (model, relaxed))
     relaxed.relaxation = Relaxation(tuple(notes), (size, made), factor_bytes(relaxed))  # type: ignore[assignment]
-    _check(relaxed, example, seen.outputs)
+    check(relaxed, example, seen.outputs)
     return relaxed
-
-
-def _refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], keep: Sequence[str]) -> None:
-    """Refuse, before any work, what cannot become a relaxed model."""
-    check_module(model)
-    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2:
-        raise ValueError("example must be one tensor of floating point numbers: a small batch (B, ...) of the model's inputs")
-    if not isinstance(paths, (str, Mapping)):
-        raise TypeError(
-            f"paths is {paths!r}: name the free path of all convolutions ({', '.join(FREE)}), or give a dict from layers to paths"
-        )
-    if not len(example) or not torch.isfinite(example).all():
-        raise ValueError("example is empty, or not finite (NaN or Inf): take a few valid samples of the inputs, (B, ...)")
-    lifted = hasattr(model, "lifting")  # its layers are autosym's paths
-    if hasattr(model, "relaxation") or (not lifted and any(isinstance(module, Path) for module in model.modules())):
-        raise ValueError(
-            "the model already has an attribute relaxation, or autosym paths: relax the plain model, or a lifted one"
-        )
-    names = dict(model.named_modules())
-    named = tuple(paths) if isinstance(paths, Mapping) else ()
-    able = (*RELAXABLE, Relaxed)
-    unknown = [n for n in keep if n not in names] + [n for n in named if type(names.get(n)) not in able]
-    if unknown:
-        layers = ", ".join(name for name, module in names.items() if type(module) in able)
-        raise ValueError(f"the model has no such module, or not one to relax: {', '.join(unknown)}; its layers are {layers}")
-    for name, module in names.items():
-        kind = f"{name} ({type(module).__name__})"
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
-            raise ValueError(f"{kind} has no weights yet: run the model once on an example before relaxing it")
-        if type(module).__module__.startswith(("torch.ao.nn", "torch.nn.quantized")):
-            raise ValueError(f"{kind} is quantised: relax the model as it was before quantisation")
-        if parametrize.is_parametrized(module) or (type(module) in RELAXABLE and "weight" not in module._parameters):
-            raise ValueError(
-                f"{kind} is parametrised (weight_norm, spectral_norm, ...), so its weight is not a parameter of its own: first call "
-                "torch.nn.utils.parametrize.remove_parametrizations, remove_weight_norm or remove_spectral_norm"
-            )
-    owners: dict[int, str] = {}
-    for name, module in names.items():
-        for part, parameter in module.named_parameters(recurse=False):
-            check_parameter(f"{name}.{part}".lstrip("."), parameter, owners)
-    if not owners:
-        raise ValueError("the model has no parameters, so there is nothing to fit")
 
 
 def _convert(
@@ -218,7 +162,8 @@ def _convert(
 ) -> LayerNote:
     """Relax one convolution or dense layer of the model in place, or say why it stays as it is."""
     kind = type(module).__name__
-    wanted = paths.get(name) if isinstance(paths, Mapping) else paths if not isinstance(module, nn.Linear) else "pool"
+    dense = isinstance(module, nn.Linear) and not seen.last
+    wanted = paths.get(name) if isinstance(paths, Mapping) else "pool" if dense else paths
     trained = {parameter.requires_grad for parameter in module.parameters()}
     if trained != {False} and seen.calls > 1 and not held:
         raise ValueError(
@@ -229,16 +174,44 @@ def _convert(
         return _frozen(name, module, why)
     if held or wanted is None or len(trained) > 1:
         why = "named in keep" if held else "not named in paths" if wanted is None else "partly frozen in the given model"
-        return LayerNote(name, kind, "kept", (), why)
-    if isinstance(module, Relaxed):
-        made, why = relaxed_lifted(name, module, seen, wanted)
-    else:
-        made, why = (_relaxed_dense if isinstance(module, nn.Linear) else _relaxed_conv)(name, module, seen, wanted)
-    if made is None:
-        return LayerNote(name, kind, "kept", (), why)
-    made.train(module.training)
-    _replace(model, module, made.to(next(module.parameters())))
-    return LayerNote(name, kind, "relaxed", tuple(made), why)
+        return _as_given(name, module, why)
+    own = _read(module, seen)
+    if own.layer is None:
+        return _frozen(name, module, own.note)
+    layer, maps = as_convolution(own.layer, seen) if seen.last else (own.layer, seen)
+    made, why = (relaxed_lifted if isinstance(layer, Relaxed) else _relaxed_dense if dense else _relaxed_conv)(
+        name, layer, maps, wanted
+    )
+    note = "; ".join(filter(None, (why, own.note)))
+    if made is None and own.layer is module:
+        return LayerNote(name, kind, "kept", (), note)
+    if made is not None:
+        made.channels_last = seen.last
+    new = made or (own.layer if own.runs else _conv(Conv(*form_of(own.layer)), own.layer, seen, 1))
+    replace(model, module, new.to(next(own.layer.parameters())).train(module.training))
+    return LayerNote(name, kind, "kept" if made is None else "relaxed", tuple(made or ()), note)
+
+
+def _conv(path: Path, conv: nn.Module, seen: Seen, scale: int) -> nn.Module:
+    """The path with the weights of a torch convolution, and with its bias, times ``scale``."""
+    assert isinstance(conv, CONVOLUTIONS)
+    by_channel = (conv.out_channels, *(1 for _ in conv.kernel_size))
+    return _with(path, conv.weight, conv.bias, by_channel, seen.out_shape, scale, any_size=True)
+
+
+def _read(module: nn.Module, seen: Seen) -> Read:
+    """The module itself, or what a subclass of a torch layer was seen to compute."""
+    if not is_subclass(module):
+        return Read(module, "")
+    assert seen.x is not None
+    return read(module, seen.x)
+
+
+def _as_given(name: str, module: nn.Module, why: str) -> LayerNote:
+    """Leave the layer as it is: trained if the evidence covers it, so not as a subclass, which may compute anything."""
+    if is_subclass(module):
+        return _frozen(name, module, f"{why}; the evidence does not cover a subclass, {type(module).__name__}, as it is")
+    return LayerNote(name, type(module).__name__, "kept", (), why)
 
 
 def _normalisation(name: str, module: nn.Module, seen: Seen, learned: bool) -> LayerNote:
@@ -279,9 +252,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
         size = sum(factor_bytes(free_path(path, linear, seen)) for path in free)
     if size > LARGEST_FACTORS:
         return None, too_large(wanted, seen, size)
-    scale = 1 + len(free)
-    channels = (conv.out_channels, *(1 for _ in conv.kernel_size))
-    symmetric = _with(linear, conv.weight, conv.bias, channels, seen.out_shape, scale, any_size=True)
+    symmetric = _conv(linear, conv, seen, 1 + len(free))
     made = {path: free_path(path, linear, seen).to(conv.weight) for path in free}
     for path in made.values():
         start_at_zero(path, linear, seen.x)
@@ -347,43 +318,34 @@ def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
     """Merge eval-mode batch normalisation into the layer directly before it; False if there is no such layer."""
     before = seen.of(norm).after
     once = before is not None and seen.of(norm).calls == 1 and seen.of(before).calls == 1
-    if not once or type(before) not in RELAXABLE:
+    if not once or type(before) not in LAYERS:
         return False
     fuse = fuse_linear_bn_weights if isinstance(before, nn.Linear) else fuse_conv_bn_weights
     statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
     before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
     before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also a new bias
-    _replace(model, norm, nn.Identity())
+    replace(model, norm, nn.Identity())
     return True
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace the layer under every name it has: a model may hold it both by itself and in a Sequential."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                parent._modules[name] = new
-
-
-def _check(relaxed: nn.Module, example: Tensor, before: Tensor) -> None:
-    """Check that the function is the same, that every relaxed layer is used, and that the evidence covers it."""
-    if not any(parameter.requires_grad for parameter in relaxed.parameters()):
-        raise ValueError(f"no layer is left to fit:\n{relaxed.relaxation}")
-    try:
-        seen = observe(relaxed, example)
-    except Exception as error:
-        raise ValueError(
-            f"the relaxed model cannot run ({type(error).__name__}: {error}): if forward() reads attributes of a layer, name that "
-            "layer in keep"
-        ) from error
-    for name, module in relaxed.named_modules():
-        if isinstance(module, Relaxed) and not all(seen.of(leaf).calls for leaf in module.modules() if isinstance(leaf, Path)):
-            raise ValueError(f"{name} was relaxed, but forward() does not call it by that name: name it in keep")
-    tolerance = ROUNDING * torch.finfo(before.dtype).eps * before.abs().max() + 1e-12
-    if not (seen.outputs - before).abs().max() <= tolerance:
-        raise ValueError(
-            "the relaxed model computes another function: with fold=True, a layer's output is used by more than its "
-            "normalisation; otherwise forward() uses a layer in a way that relax cannot see: name that layer in keep"
-        )
-    sites(relaxed)
-    verify(relaxed, example[:2])
+@torch.no_grad()
+def _put_back(
+    relaxed: nn.Module, example: Tensor, given: Mapping[str, nn.Module], notes: Sequence[LayerNote]
+) -> list[LayerNote]:
+    """Put layers back whose attributes forward() reads, and relaxed ones lack; other failures are left to ``check``."""
+    now = {note.layer: note for note in notes}
+    while True:
+        try:
+            relaxed(example)
+        except AttributeError as error:
+            new: Any = error.obj
+            changed = (n for n, note in now.items() if relaxed.get_submodule(n) is not given[n] and note.outcome != "folded")
+            name = next((n for n in changed if relaxed.get_submodule(n) is new), None)
+            if name is None:
+                return list(now.values())
+            replace(relaxed, new, given[name])
+            now[name] = _as_given(name, given[name], f"forward() reads its {error.name}, which a relaxed layer does not have")
+        except Exception:
+            return list(now.values())
+        else:
+            return list(now.values())
