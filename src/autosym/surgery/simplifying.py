@@ -60,7 +60,7 @@ class Simplification:
 
 
 def simplify(
-    fitted: Fit, data: Data, nats: float = 10.0, curvature: Literal["kronecker", "whole"] = "kronecker", **options: Any
+    fitted: Fit, data: Data, nats: float = 10.0, curvature: Literal["kronecker", "whole"] | None = "kronecker", **options: Any
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
 
@@ -69,7 +69,8 @@ def simplify(
     by less than ``nats``: its weights become zero and its precisions 1e12. Other weights do not change; precisions and noise are
     learned again. This computes the evidence once for each candidate, and again for each one tried. A sparse path whose omega
     makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of the whole
-    network, with the same probes for all where there are probes (``Fit.refine``): slower, and closer. ``options`` go to
+    network, with the same probes for all where there are probes (``Fit.refine``): slower, and closer; None takes it where all of it costs
+    no more than the fit did. ``options`` go to
     ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     if not isinstance(fitted, Fit):
@@ -85,8 +86,8 @@ def simplify(
         )
     if isinstance(fitted.estimate, Kernel):
         raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
-    if curvature not in ("kronecker", "whole"):
-        raise ValueError(f"curvature must be 'kronecker' or 'whole', got {curvature!r}")
+    if curvature not in (None, "kronecker", "whole"):
+        raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -95,6 +96,8 @@ def simplify(
         raise ValueError(
             "no path with a share breaks a symmetry that another path of its layer keeps, so there is nothing to leave out"
         )
+    if curvature is None:
+        curvature = "whole" if fitted.affords_whole(data, times=2 * len(candidates) + 1) else "kronecker"
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
     simplest = without(())
     _refuse_other_data(fitted, simplest)
