@@ -188,5 +188,15 @@ def test_paths_are_priced_by_the_evidence_of_the_whole_network(strict):
     assert found.log_evidence[0] > given.log_evidence[0], "Kronecker factors are too large"
     assert found.log_evidence[1] == pytest.approx(float(simple.evidence.log_evidence))
     assert [p.nats for p in found.paths] != [p.nats for p in given.paths]
-    with pytest.raises(ValueError, match="'kronecker' or 'whole'"):
+    with pytest.raises(ValueError, match="'kronecker', 'whole' or None"):
         autosym.simplify(fit, data, curvature="all")
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_paths_are_priced_by_the_whole_network_where_that_costs_no_more_than_the_fit(strict, monkeypatch, enough):
+    data, fit = strict
+    asked = []
+    monkeypatch.setattr(type(fit), "affords_whole", lambda self, data, times=1: asked.append(times) or enough)
+    simple = autosym.simplify(fit, data, curvature=None)
+    assert asked == [2 * len(simple.model.simplification.paths) + 1]
+    assert (simple.evidence.standard_error is not None) == enough

@@ -280,7 +280,7 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
     if isinstance(own.estimate, Whole) and rest(lambda f: isinstance(f.estimate, Whole)):
         yield "its evidence is that of the whole network, but others have that of Kronecker factors, which is lower: refine all of them"
     if scales(own, True) and any(scales(f, False) for f in others.values()):
-        yield "it learned scales or shifts of normalisation layers, which are frozen in others, so that these pay nothing for them: treat all alike"
+        yield "it learned scales or shifts of normalisation layers; others have frozen ones and pay nothing for them: treat all alike"
     elif scales(own, False) and any(scales(f, True) for f in others.values()):
         yield "its normalisation layers are frozen, so it pays nothing for them; others learned theirs and do: treat all alike"
     if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):

@@ -21,7 +21,7 @@ from autosym.evidence.laplace import Laplace
 from autosym.runtime.batching import Data
 
 NUMBER = 40.0
-CALL = 4e6  # of a path in a training step, however small: calling it takes time
+CALL = 1e7  # of a path in a training step, however small: calling it takes time
 STEP = 3.0  # forward passes of a training step
 PRODUCT = 6.0  # of a product with the Gauss-Newton matrix
 PROBES, STEPS = 16, 30  # that an estimate by probes takes, as a rule

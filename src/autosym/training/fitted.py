@@ -111,8 +111,8 @@ class Fit:
     ) -> "Fit":
         """The same fit with the evidence of the whole network in place of its Kronecker approximation, and shares by it.
 
-        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes``, ``products`` with the
-        matrix, or ``seconds`` make them. There are none where a matrix of all weights, or of all samples, can be factorised
+        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes``, ``products`` with
+        the matrix, or ``seconds`` make them. There are none where a matrix of all weights, or of all samples, is factorised
         (``evidence.whole``). With ``tf32`` arithmetic is as torch is set. Compare refined fits with refined ones.
         """
         self.check_weights()
