@@ -18,6 +18,7 @@ from autosym.curvature.passes import Pass, budget
 from autosym.curvature.tape import Tape
 from autosym.evidence.factorised import MOVED, outer_is_slower
 from autosym.evidence.laplace import Laplace
+from autosym.linear.path import Definition
 from autosym.runtime.batching import Data
 
 NUMBER = 40.0
@@ -88,8 +89,8 @@ def _shapes(model: nn.Module, x: Tensor) -> dict[str, tuple[int, int, int, int]]
     found: dict[str, tuple[int, int, int, int]] = {}
     owned = {site.name: site.parameter.numel() for site in sites(model)}
 
-    def see(name: str, path: nn.Module, x: Tensor) -> None:
-        shared, blocks, inside = path.columns(x)[:1].shape[1:]  # type: ignore[operator]
+    def see(name: str, path: Definition, x: Tensor) -> None:
+        shared, blocks, inside = path.columns(x)[:1].shape[1:]
         found[name] = shared, blocks, owned[name] // (blocks * inside), inside
 
     with Tape(sites(model), see) as tape, torch.enable_grad():

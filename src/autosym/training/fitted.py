@@ -116,8 +116,20 @@ class Fit:
         (``evidence.whole``). With ``tf32`` arithmetic is as torch is set. Compare refined fits with refined ones.
         """
         self.check_weights()
-        at, work = (self.model, data, self.laplace, self.prior), {"probes": probes, "products": products, "seconds": seconds}
-        found = whole.at(*at, nats=nats, **work, seed=seed, how=how, memory=memory, tf32=tf32)
+        found = whole.at(
+            self.model,
+            data,
+            self.laplace,
+            self.prior,
+            nats=nats,
+            seed=seed,
+            how=how,
+            probes=probes,
+            products=products,
+            seconds=seconds,
+            memory=memory,
+            tf32=tf32,
+        )
         return replace(self, evidence=found.evidence, estimate=found)
 
     def affords_whole(self, data: Data, times: int = 1) -> bool:
