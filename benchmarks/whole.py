@@ -173,7 +173,8 @@ def show(entry: dict) -> str:
         f"exact {entry['exact']:9.1f}  Kronecker {entry['kronecker'] - entry['exact']:+8.1f}  probes {entry['error']:+5.1f}"
     )
     doubt = f"+- {entry['standard_error']:.1f} ({entry['truncation']:.2f} by {entry['steps']} steps, {entry['count']} probes)"
-    times = f"fit {entry['fit_seconds']:.1f} s, exact {entry['exact_seconds']:.1f} s, probes {entry['probes_seconds']:.1f} s, by default {entry['route']}"
+    times = ", ".join(f"{kind} {entry[f'{kind}_seconds']:.1f} s" for kind in ("fit", "exact", "probes"))
+    times += f", by default {entry['route']}"
     gamma = f"gamma {entry['effective_parameters']:.0f} {entry['effective_parameters_error']:+.1f}"
     return f"{name:33s} {entry['weights']:6d}  {values} {doubt}  {gamma}  {times}"
 

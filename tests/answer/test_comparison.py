@@ -343,7 +343,7 @@ def test_the_fingerprint_does_not_depend_on_order_or_batches():
 # ---- evidence of the whole network
 
 
-def test_fits_are_compared_by_the_evidence_of_the_whole_network_if_it_is_exact(monkeypatch):
+def test_fits_are_compared_by_the_evidence_of_the_whole_network_if_it_costs_no_more_than_they(monkeypatch):
     x, y = images()
     fits = {name: autosym.fit(small(name), (x, y), epochs=3) for name in ("conv", "fc")}
     whole = {name: float(f.refine((x, y)).evidence.log_evidence) for name, f in fits.items()}
@@ -351,8 +351,10 @@ def test_fits_are_compared_by_the_evidence_of_the_whole_network_if_it_is_exact(m
     for options, expected in (({}, whole), ({"curvature": "whole"}, whole), ({"curvature": "kronecker"}, given)):
         assert {m.name: m.log_evidence for m in autosym.compare(fits, (x, y), **options)} == pytest.approx(expected)
     assert {m.name: m.log_evidence for m in autosym.compare(fits)} == given, "without data there is no other"
-    monkeypatch.setattr("autosym.evidence.whole.FEW", 3)
-    assert {m.name: m.log_evidence for m in autosym.compare(fits, (x, y))} == given, "probes only if they are asked for"
+    monkeypatch.setattr("autosym.evidence.costs.FEW", 3)  # so probes
+    monkeypatch.setattr("autosym.evidence.costs.CALL", 0.0)  # and a fit that costs less
+    assert not fits["conv"].affords_whole((x, y))
+    assert {m.name: m.log_evidence for m in autosym.compare(fits, (x, y))} == given, "only if it is asked for"
     sampled = autosym.compare(fits, (x, y), curvature="whole")
     assert all(m.standard_error > 0 and abs(m.log_evidence - whole[m.name]) < 6 * m.standard_error + 1 for m in sampled)
     assert "+-" in str(sampled)
@@ -377,3 +379,26 @@ def test_the_whole_network_needs_data_and_a_known_name():
         autosym.compare([fit, fit], curvature="whole")
     with pytest.raises(ValueError, match="'kronecker', 'whole'"):
         autosym.compare([fit, fit], curvature="lanczos")
+
+
+def test_frozen_and_learned_normalisation_are_not_comparable():
+    x, y = images()
+
+    def fitted(learned):
+        torch.manual_seed(0)
+        norm = nn.GroupNorm(1, 4).requires_grad_(learned)
+        model = nn.Sequential(nn.Conv2d(x.shape[1], 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+        model.to(x)(x[:2])
+        return autosym.fit(model, (x, y), epochs=3)
+
+    frozen, learned = fitted(False), fitted(True)
+    found = {m.name: m.warnings for m in autosym.compare({"frozen": frozen, "learned": learned, "none": plain(x, y)})}
+    assert any("it learned scales or shifts" in warning for warning in found["learned"])
+    assert any("normalisation layers are frozen" in warning for warning in found["frozen"])
+    assert not any("normalisation" in warning for warning in found["none"])
+    alike = autosym.compare([learned, learned, plain(x, y)])
+    assert not any("normalisation" in warning for warning in alike.warnings)
+
+
+def plain(x, y):
+    return autosym.fit(nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 3)).to(x), (x, y), epochs=3)

@@ -99,3 +99,36 @@ def test_dropout_is_refused():
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout()).double()
     with pytest.raises(ValueError, match="train mode"):
         GaussNewton(model, (torch.zeros(2, 4), torch.zeros(2).long()), likelihoods.of("categorical"))
+
+
+class Counted(torch.autograd.Function):
+    """An operation whose derivative cannot be taken for several vectors at once, as it reads a number."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (2.0 if float(g.detach().sum()) < 1e9 else 0.0)
+
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return Counted.apply(x)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_products_in_blocks_are_those_of_each_vector(odd):
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 4), nn.Tanh(), *([Reads()] if odd else []), nn.Linear(4, 3)]
+    model = nn.Sequential(*layers).double()
+    data = torch.randn(7, 5, dtype=torch.float64), torch.arange(7) % 3
+    H = GaussNewton(model, data, likelihoods.Categorical(), batch_size=3)
+    vectors = torch.randn(11, sum(H.sizes), dtype=torch.float64)
+    together = H(vectors)
+    torch.testing.assert_close(together, torch.cat([H(v[None]) for v in vectors]))
+    assert H.products == 22
+    moved, back = H.along(vectors)[1], H.back(torch.ones(9, 7, 3, dtype=torch.float64))
+    torch.testing.assert_close(moved[10], H.along(vectors[10:])[1][0])
+    torch.testing.assert_close(back, back[:1].expand_as(back))

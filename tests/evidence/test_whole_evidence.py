@@ -15,7 +15,7 @@ import workers
 from autosym import Prior
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import solve
-from autosym.evidence import laplace, probes, whole
+from autosym.evidence import factorised, laplace, probes, whole
 from autosym.nn import nets
 from factories import LIKELIHOODS
 from models import convnet, mlp, owned, randomised, small
@@ -219,22 +219,49 @@ def test_whole_evidence_refuses_what_it_cannot_do():
         whole.at(model, data, at, prior)
 
 
-def test_the_route_of_whole_evidence_is_the_smaller_matrix_that_fits(monkeypatch):
-    model, data, at, prior = problem("mlp", samples=4)
-    weights, rows = int(at.sizes.sum()), 4 * 3
-    assert rows < weights
-    assert whole.route(model, at) == "rows"
-    assert whole.at(model, data, at, prior).how == "rows"
-    more = problem("mlp", samples=40)
-    assert whole.route(more[0], more[2]) == "weights"
-    assert whole.route(model, at, memory=1e-9) == "probes"
-    monkeypatch.setattr(whole, "FEW", rows - 1)
-    assert whole.route(model, at) == "probes"
+@pytest.mark.parametrize("name", ["fc", "f-fc+conv", "mlp"])
+def test_whole_evidence_by_rows_whose_outer_products_are_kept(name, monkeypatch):
+    """As in wide layers, whose weights are too many to join."""
+    case = CASES[0]
+    model, data, at, prior = problem(name, case)
+    monkeypatch.setattr(factorised, "outer_is_slower", lambda *sizes: False)
+    value, gamma = dense(model, data, at, prior, case)
+    found = whole.at(model, data, at, prior, how="rows")
+    assert_close(found.evidence.log_evidence, value, **CLOSE)
+    assert_close(found.effective_parameters(prior), gamma, **CLOSE)
+
+
+@pytest.mark.parametrize("how", ["weights", "rows"])
+def test_whole_evidence_of_matrices_larger_than_a_panel(how, monkeypatch):
+    model, data, at, prior = problem("f-fc+conv")
+    expected = whole.at(model, data, at, prior, how=how)
+    monkeypatch.setattr(factorised, "PANEL", 5)
+    monkeypatch.setattr(factorised, "COLUMNS", 7)
+    found = whole.at(model, data, at, prior, how=how)
+    assert_close(found.evidence.log_evidence, expected.evidence.log_evidence, **CLOSE)
+    assert_close(found.gamma, expected.gamma, **CLOSE)
+
+
+def test_whole_evidence_stops_at_so_many_products():
+    model, data, at, prior = problem("conv", samples=20)
+    exact = whole.at(model, data, at, prior, how="weights").evidence.log_evidence
+    for products in (20, 60, 300):
+        found = whole.at(model, data, at, prior, how="probes", nats=1e-3, products=products)
+        assert found.probes * found.steps <= products
+        assert found.probes >= probes.FEWEST
+        assert abs(found.evidence.log_evidence - exact) < 5 * found.evidence.standard_error + found.truncation
+    again = whole.at(model, data, at, prior, how="probes", nats=1e-3, products=300)
+    assert again.evidence.log_evidence == found.evidence.log_evidence
+    hasty = whole.at(model, data, at, prior, how="probes", nats=1e-3, seconds=1e-3)
+    assert (hasty.probes, hasty.steps) == (probes.FEWEST, probes.LEAST_STEPS)
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        whole.at(model, data, at, prior, seconds=0.0)
 
 
 def test_more_nats_of_whole_evidence_cost_less():
     model, data, at, prior = problem("conv", samples=20)
-    rough, fine = (whole.at(model, data, at, prior, how="probes", nats=nats) for nats in (50.0, 0.002))
+    many = {"how": "probes", "products": 10**9}  # so that steps do not stop at the error that products allow
+    rough, fine = (whole.at(model, data, at, prior, nats=nats, **many) for nats in (50.0, 0.001))
     assert rough.probes == probes.AT_ONCE
     assert fine.probes > rough.probes
     assert fine.steps > rough.steps

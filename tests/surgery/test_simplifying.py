@@ -82,7 +82,7 @@ def test_a_path_that_breaks_a_symmetry_with_evidence_stays(free):
 
 def test_nats_are_the_evidence_that_is_lost(free):
     data, fit = free
-    first, _ = autosym.simplify(fit, data).model.simplification.paths
+    first, _ = autosym.simplify(fit, data, curvature="kronecker").model.simplification.paths
 
     def log_evidence(model, prior):
         estimate = laplace.at(model, data, copy.deepcopy(fit.likelihood))
@@ -184,10 +184,24 @@ def test_what_cannot_be_simplified_is_refused(strict):
 def test_paths_are_priced_by_the_evidence_of_the_whole_network(strict):
     data, fit = strict
     simple = autosym.simplify(fit, data, curvature="whole")
-    found, given = simple.model.simplification, autosym.simplify(fit, data).model.simplification
+    found = simple.model.simplification
+    given = autosym.simplify(fit, data, curvature="kronecker").model.simplification
     assert simple.evidence.standard_error == 0
+    assert "log evidence of the whole network" in str(found)
+    assert "log evidence of" not in str(given)
     assert found.log_evidence[0] > given.log_evidence[0], "Kronecker factors are too large"
     assert found.log_evidence[1] == pytest.approx(float(simple.evidence.log_evidence))
     assert [p.nats for p in found.paths] != [p.nats for p in given.paths]
-    with pytest.raises(ValueError, match="'kronecker' or 'whole'"):
+    with pytest.raises(ValueError, match="'kronecker', 'whole' or None"):
         autosym.simplify(fit, data, curvature="all")
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_paths_are_priced_by_the_whole_network_where_that_costs_no_more_than_the_fit(strict, monkeypatch, enough):
+    data, fit = strict
+    asked = []
+    monkeypatch.setattr(type(fit), "affords_whole", lambda self, data, times=1: asked.append(times) or enough)
+    simple = autosym.simplify(fit, data, curvature=None)
+    assert asked == [2 * len(simple.model.simplification.paths) + 1]
+    assert (simple.evidence.standard_error is not None) == enough
+    assert autosym.simplify(fit, data, subset=50).evidence.standard_error is None, "whoever wants less is not given more"

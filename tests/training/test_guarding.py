@@ -193,6 +193,30 @@ def test_a_run_ends_at_its_best_snapshot(trained, monkeypatch):
     fit.check_weights()
 
 
+def test_the_end_can_be_chosen_by_the_evidence_of_the_whole_network(trained, monkeypatch):
+    """Whatever Kronecker factors say; they do not decide which snapshots are looked at either."""
+    seen = []
+
+    def whole_value(run, at):
+        seen.append(run.value(at))
+        return 1.0 if len(seen) == 3 else 0.0  # the last one: the start
+
+    monkeypatch.setattr(guarding.Run, "whole_value", whole_value)
+    options = {"epochs": 9, "burn_in": 3, "every": 1, "lr": 0.01}
+    given = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **options)
+    assert not seen, "not by default"
+    monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: False)
+    same = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature=None, **options)
+    assert not seen
+    assert same.epoch == given.epoch
+    fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="whole", **options)
+    assert len(seen) == 3
+    assert fit.nothing_gained
+    fit.check_weights()
+    with pytest.raises(ValueError, match="curvature must be"):
+        autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="all")
+
+
 def test_snapshots_are_the_start_the_last_and_the_best():
     progress = Progress()
     prior = Prior(["a"])

@@ -19,10 +19,10 @@ from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
-from autosym.evidence import possible, verdicts, whole
+from autosym.evidence import possible, verdicts
 from autosym.evidence.cautions import Failed
-from autosym.evidence.kernel import Kernel
 from autosym.evidence.whole import Whole
+from autosym.linear.normalisation import NORMALISATIONS
 from autosym.linear.path import Path
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import Data
@@ -107,7 +107,7 @@ def compare(
     Laplace approximation holds.
 
     With the ``curvature`` "whole" all fits are refined first (``Fit.refine``), so that the evidence is that of the whole network. By
-    default this is done if there are data and the evidence of every fit is found exactly, without probes. "kronecker" leaves it be.
+    default this is done if there are data and it takes no more work than each fit did. "kronecker" leaves it be.
     """
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
@@ -136,14 +136,11 @@ def compare(
 
 
 def _refined(fits: Mapping[str, Fit], data: Data | None, curvature: str | None) -> Mapping[str, Fit]:
-    """The fits with the evidence of the whole network, if that is asked for, or cheap for all of them."""
+    """The fits with the evidence of the whole network, if that is asked for, or takes no more work than each of them did."""
     if data is None or curvature == "kronecker":
         return fits
-    for f in fits.values() if curvature is None else ():
-        if isinstance(f.estimate, Whole):
-            continue
-        if isinstance(f.estimate, Kernel) or math.isfinite(f.prior.nu) or whole.route(f.model, f.laplace) == "probes":
-            return fits
+    if curvature is None and not all(isinstance(f.estimate, Whole) or f.affords_whole(data) for f in fits.values()):
+        return fits
     return {name: f if isinstance(f.estimate, Whole) else f.refine(data) for name, f in fits.items()}
 
 
@@ -159,10 +156,13 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
         margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
         unlearned = _unlearned(fits[name])
         warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned)]
-        error = math.hypot(*(fits[n].evidence.standard_error or 0.0 for n in (name, order[0 if place else len(order) > 1])))
-        if margin < 2 * error:
+        pair = [fits[n] for n in (name, order[0 if place else len(order) > 1])]
+        error = math.hypot(*(f.evidence.standard_error or 0.0 for f in pair))
+        truncation = sum(f.estimate.truncation for f in pair if isinstance(f.estimate, Whole))
+        if margin < 2 * error + truncation:
             warnings.append(
-                f"the margin, {margin:.3g} nats, is less than twice the error of the estimate, {error:.2g}: refine with fewer nats"
+                f"the margin, {margin:.3g} nats, is less than twice the error of the estimate, {error:.2g}, and truncation, "
+                f"{truncation:.2g}: refine with fewer nats"
             )
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
         row = (name, values[name], values[name] / samples, difference, probability, short[name], unlearned, tuple(warnings))
@@ -268,6 +268,10 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
     def factored(f: Fit) -> bool:
         return any(path.factored for path in _paths(f))
 
+    def scales(f: Fit, learned: bool) -> bool:
+        norms = [module for module in f.model.modules() if type(module) in NORMALISATIONS]
+        return any(p.requires_grad == learned for norm in norms for p in norm.parameters())
+
     def understated(f: Fit) -> list[str]:
         return sorted({type(path).__name__ for path in _paths(f) if path.understated})
 
@@ -275,6 +279,10 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
         yield "its curvature is sampled (sampled_end), which makes the evidence too large; other models have exact curvature"
     if isinstance(own.estimate, Whole) and rest(lambda f: isinstance(f.estimate, Whole)):
         yield "its evidence is that of the whole network, but others have that of Kronecker factors, which is lower: refine all of them"
+    if scales(own, True) and any(scales(f, False) for f in others.values()):
+        yield "it learned scales or shifts of normalisation layers; others have frozen ones and pay nothing for them: treat all alike"
+    elif scales(own, False) and any(scales(f, True) for f in others.values()):
+        yield "its normalisation layers are frozen, so it pays nothing for them; others learned theirs and do: treat all alike"
     if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):
         yield f"its value is a lower bound of {own.evidence.bound_of}; other models have an estimate"
     if own.schedule.step == "none" and rest(lambda f: f.schedule.step):

@@ -18,10 +18,11 @@ from autosym.curvature.passes import Pass, budget
 from autosym.curvature.tape import Tape
 from autosym.evidence.factorised import MOVED, outer_is_slower
 from autosym.evidence.laplace import Laplace
+from autosym.linear.path import Definition
 from autosym.runtime.batching import Data
 
 NUMBER = 40.0
-CALL = 4e6  # of a path in a training step, however small: calling it takes time
+CALL = 1e7  # of a path in a training step, however small: calling it takes time
 STEP = 3.0  # forward passes of a training step
 PRODUCT = 6.0  # of a product with the Gauss-Newton matrix
 PROBES, STEPS = 16, 30  # that an estimate by probes takes, as a rule
@@ -41,6 +42,7 @@ class Costs:
 
     @property
     def cheapest(self) -> How:
+        """The route of the least work."""
         return min(self.routes, key=self.routes.__getitem__)
 
     @property
@@ -53,6 +55,14 @@ class Costs:
         return epochs * self.samples * STEP * self.forward + calls * CALL
 
 
+def within_a_fit(
+    model: nn.Module, data: Data, laplace: Laplace, epochs: int, batch_size: int, times: int = 1, memory: float | None = None
+) -> bool:
+    """Whether the evidence of the whole network, so many ``times``, takes no more work than a fit of so many epochs."""
+    costs = of(model, data, laplace, memory)
+    return times * costs.least <= costs.fit(epochs, batch_size)
+
+
 def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = None) -> Costs:
     """The costs for the model and data that ``laplace`` was taken at."""
     x = next(iter(Pass(model, data, laplace.likelihood, 1)))[0][:1]
@@ -60,7 +70,7 @@ def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = No
     forward = sum(s * k * (o * i + NUMBER * (o + i)) for s, k, o, i in shapes.values())
     counted = [shape for name, shape in shapes.items() if name not in laplace.left_out]
     weights, rows = sum(k * o * i for _, k, o, i in counted), laplace.samples * laplace.outputs
-    outer = [(k, o, i) for s, k, o, i in counted if s == 1 and not outer_is_slower(o, i)]
+    outer = [(k, o, i) for s, k, o, i in counted if s == 1 and not outer_is_slower(o, i, rows)]
     joined = weights - sum(k * o * i for k, o, i in outer)
     slopes = rows * STEP * forward  # the Jacobian, row by row
     routes: dict[How, float] = {"probes": PROBES * STEPS * PRODUCT * laplace.samples * forward}
@@ -69,7 +79,7 @@ def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = No
     if weights <= FEW and 8 * 4 * weights**2 <= room:
         routes["weights"] = slopes + 0.6 * rows * weights**2 + 0.8 * weights**3
     if rows <= FEW and 8 * 5 * rows**2 + 2 * size * rows * weights <= room:
-        each = sum(k * (o + i + 2 * MOVED) for k, o, i in outer)
+        each = sum(k * (o + i + MOVED) for k, o, i in outer)
         routes["rows"] = slopes + rows**2 * (0.9 * joined + 2 * each) + (1.0 if outer else 0.4) * rows**3
     return Costs(forward, laplace.samples, len(shapes), routes)
 
@@ -79,8 +89,8 @@ def _shapes(model: nn.Module, x: Tensor) -> dict[str, tuple[int, int, int, int]]
     found: dict[str, tuple[int, int, int, int]] = {}
     owned = {site.name: site.parameter.numel() for site in sites(model)}
 
-    def see(name: str, path: nn.Module, x: Tensor) -> None:
-        shared, blocks, inside = path.columns(x)[:1].shape[1:]  # type: ignore[operator]
+    def see(name: str, path: Definition, x: Tensor) -> None:
+        shared, blocks, inside = path.columns(x)[:1].shape[1:]
         found[name] = shared, blocks, owned[name] // (blocks * inside), inside
 
     with Tape(sites(model), see) as tape, torch.enable_grad():

@@ -82,10 +82,10 @@ def by_rows(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], me
     x, places = torch.cat([x for x, _ in shown]), torch.cat([places for _, places in shown])
     scale = float(H.likelihood.scale().detach())
     paths = [path.finite() for path in jacobians.of(x, places) if path.name not in laplace.left_out]
-    few = [path for path in paths if path.inputs is None or outer_is_slower(path.gradients.shape[2], path.inputs.shape[2])]
+    rows = paths[0].gradients.shape[0 if paths[0].inputs is None else 1]
+    few = [p for p in paths if p.inputs is None or outer_is_slower(p.gradients.shape[2], p.inputs.shape[2], rows)]
     many = [path.double() for path in paths if all(path is not other for other in few)]
     joined = [path.dense() * (scale / precision[path.name]) ** 0.5 for path in few]
-    rows = paths[0].gradients.shape[0 if paths[0].inputs is None else 1]
     total = torch.zeros(rows, rows, dtype=torch.float64, device=H.device)
     for dense in joined:
         for part in dense.split(COLUMNS, 1):
@@ -106,9 +106,12 @@ def by_rows(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], me
     return Found(log_det, gamma)
 
 
-def outer_is_slower(out: int, inside: int) -> bool:
-    """Whether the products of rows are faster by all their weights than by the two vectors of each block: moving numbers costs too."""
-    return out * inside <= out + inside + MOVED
+def outer_is_slower(out: int, inside: int, rows: int) -> bool:
+    """Whether products of rows are faster by all weights than by the two vectors of each block.
+
+    By vectors, numbers have to be moved, and an inverse is formed for the effective parameters.
+    """
+    return out * inside <= 2 * (out + inside + MOVED) + rows
 
 
 def _add_products(total: Tensor, rows: Tensor) -> None:

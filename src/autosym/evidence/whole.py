@@ -110,8 +110,9 @@ def at(
 
     Probes are drawn by ``seed`` until two standard errors are at most ``nats``, or there are as many as ``probes``. Steps are made
     until truncation is at most half of ``nats``. Both stop where so many ``products`` with the matrix were made, or ``seconds`` have
-    passed (then the number depends on the machine); ``standard_error`` and ``truncation`` say what was reached. By default the way that takes
-    the least work is taken (``evidence.costs``); ``how`` decides otherwise. ``batch_size``, ``memory`` and ``tf32`` are those of ``curvature.kfac``.
+    passed (then the number depends on the machine); ``standard_error`` and ``truncation`` say what was reached. By default the way
+    of the least work is taken (``evidence.costs``); ``how`` decides otherwise. ``batch_size``, ``memory`` and ``tf32`` are those of
+    ``curvature.kfac``.
     """
     begun = time.perf_counter()
     if not nats > 0 or probes < FEWEST or products < FEWEST or (seconds is not None and not seconds > 0):

@@ -51,16 +51,19 @@ class Simplification:
     paths: tuple[PathWorth, ...]
     log_evidence: tuple[float, float]  # before and after, each at its best precisions and noise
     cautions: tuple[Caution, ...] = ()  # from the fit
+    curvature: Literal["kronecker", "whole"] = "kronecker"  # whose evidence this is
 
     def __str__(self) -> str:
         rows = [("layer", "path", "share", "nats", "")]
         rows += [(p.layer, p.path, f"{p.share:.1%}", f"{p.nats:+.1f}", "left out" if p.left_out else "") for p in self.paths]
-        found = "log evidence {:.1f} before, {:.1f} after; precisions were learned again for both".format(*self.log_evidence)
+        before, after = self.log_evidence
+        of = " of the whole network" if self.curvature == "whole" else ""
+        found = f"log evidence{of} {before:.1f} before, {after:.1f} after; precisions were learned again for both"
         return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
 
 
 def simplify(
-    fitted: Fit, data: Data, nats: float = 10.0, curvature: Literal["kronecker", "whole"] = "kronecker", **options: Any
+    fitted: Fit, data: Data, nats: float = 10.0, curvature: Literal["kronecker", "whole"] | None = None, **options: Any
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
 
@@ -69,7 +72,8 @@ def simplify(
     by less than ``nats``: its weights become zero and its precisions 1e12. Other weights do not change; precisions and noise are
     learned again. This computes the evidence once for each candidate, and again for each one tried. A sparse path whose omega
     makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of the whole
-    network, with the same probes for all where there are probes (``Fit.refine``): slower, and closer. ``options`` go to
+    network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by default the former
+    where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options`` go to
     ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     if not isinstance(fitted, Fit):
@@ -85,8 +89,8 @@ def simplify(
         )
     if isinstance(fitted.estimate, Kernel):
         raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
-    if curvature not in ("kronecker", "whole"):
-        raise ValueError(f"curvature must be 'kronecker' or 'whole', got {curvature!r}")
+    if curvature not in (None, "kronecker", "whole"):
+        raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -95,6 +99,12 @@ def simplify(
         raise ValueError(
             "no path with a share breaks a symmetry that another path of its layer keeps, so there is nothing to leave out"
         )
+    if curvature is None:
+        fewer = options.get("sampled") or options.get(
+            "subset"
+        )  # whoever asks for less than exact factors wants no more work than that
+        affords = not fewer and fitted.affords_whole(data, times=2 * len(candidates) + 1)
+        curvature = "whole" if affords else "kronecker"
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
     simplest = without(())
     _refuse_other_data(fitted, simplest)
@@ -108,7 +118,8 @@ def simplify(
         if _log_evidence(simplest) - _log_evidence(tried) < nats:
             gone, simplest = (*gone, stem), tried
     rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone) for stem, p in candidates.items())
-    simplest.model.simplification = Simplification(rows, (before, _log_evidence(simplest)), found.cautions)  # type: ignore[assignment]
+    done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
+    simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
 
 
@@ -142,7 +153,7 @@ def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str
         simplified=True,
         weights={},
     )
-    return found.refine(data) if refined else found
+    return found.refine(data, memory=options.get("memory")) if refined else found
 
 
 def _refuse_other_data(fitted: Fit, again: Fit) -> None:

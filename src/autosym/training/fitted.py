@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import sites
-from autosym.evidence import mode, posterior, verdicts, whole
+from autosym.evidence import costs, mode, posterior, verdicts, whole
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.mode import Mode
@@ -110,14 +111,33 @@ class Fit:
     ) -> "Fit":
         """The same fit with the evidence of the whole network in place of its Kronecker approximation, and shares by it.
 
-        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes``, ``products`` with the
-        matrix, or ``seconds`` make them. There are none where a matrix of all weights, or of all samples, can be factorised
+        ``data`` must be those of the fit. Two standard errors are at most ``nats``, or as small as so many ``probes``, ``products`` with
+        the matrix, or ``seconds`` make them. There are none where a matrix of all weights, or of all samples, is factorised
         (``evidence.whole``). With ``tf32`` arithmetic is as torch is set. Compare refined fits with refined ones.
         """
         self.check_weights()
-        at, work = (self.model, data, self.laplace, self.prior), {"probes": probes, "products": products, "seconds": seconds}
-        found = whole.at(*at, nats=nats, **work, seed=seed, how=how, memory=memory, tf32=tf32)
+        found = whole.at(
+            self.model,
+            data,
+            self.laplace,
+            self.prior,
+            nats=nats,
+            seed=seed,
+            how=how,
+            probes=probes,
+            products=products,
+            seconds=seconds,
+            memory=memory,
+            tf32=tf32,
+        )
         return replace(self, evidence=found.evidence, estimate=found)
+
+    def affords_whole(self, data: Data, times: int = 1) -> bool:
+        """Whether ``refine``, so many ``times``, takes no more work than the fit did (counted, not timed: ``evidence.costs``)."""
+        if isinstance(self.estimate, Kernel) or math.isfinite(self.prior.nu):
+            return False  # it has no evidence of the whole network
+        work = (self.schedule.epochs, self.schedule.batch_size, times)
+        return costs.within_a_fit(self.model, data, self.laplace, *work)
 
     def mode(self, data: Data, nats: float = 0.1, *, memory: float | None = None) -> Mode:
         """The mode of the network linearised at these weights, and by how many nats its log joint density is larger there.

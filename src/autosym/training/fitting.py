@@ -71,6 +71,7 @@ def fit(
     nu: float = math.inf,
     evidence_data: Data | None = None,
     augment: Augment | None = None,
+    curvature: Literal["kronecker", "whole"] | None = "kronecker",
     memory: float | None = None,
     capture: bool = True,
     deterministic: bool = False,
@@ -90,11 +91,14 @@ def fit(
     ``data`` is a pair of tensors, a dataset or a loader. Where a loader augments or drops samples, ``evidence_data`` are the same samples,
     once each, as they are; ``augment(x, generator)`` changes training batches only. Dropout and batch normalisation must be in eval mode.
     ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``; ``epochs`` is a bound. With ``step="none"`` it is MAP at
-    ``prior_precision``; with evidence precisions start there. A model that was trained before does not end below where it began.
+    ``prior_precision``; with evidence precisions start there. A model that was trained before does not end below where it began. The
+    ``curvature`` "whole" chooses the end by the evidence of the whole network, None where that takes no more work than the fit.
 
     ``callbacks`` and ``log`` are called with every line of the history; ``progress`` shows it, ``history`` and ``tensorboard`` keep it.
     ``resume`` goes on from the file ``checkpoint``, bit for bit. Every argument is in docs/faq.md, "What can a fit be told?".
     """
+    if curvature not in (None, "kronecker", "whole"):
+        raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     schedule, seed = Schedule.of(schedule, changes), operator.index(seed)
     run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)
     if checkpoint:
@@ -110,7 +114,7 @@ def fit(
         if run.progress.start is None:
             begin(run)
         train(run, tell, keeper)
-        return conclude(run)
+        return conclude(run, curvature)
 
 
 def prepare(
@@ -165,9 +169,9 @@ def train(run: Run, tell: Callback, keeper: Keeper) -> None:
         keeper.keep(run.ended())
 
 
-def conclude(run: Run) -> Fit:
-    """The fit, at the end of the run or where it had more evidence."""
-    at, epoch = choose(run)
+def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = "kronecker") -> Fit:
+    """The fit, at the end of the run or where it had more evidence, of Kronecker factors or of the whole network."""
+    at, epoch = choose(run, curvature)
     progress = run.progress
     with torch.no_grad():
         found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)

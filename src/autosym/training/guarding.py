@@ -6,7 +6,7 @@ snapshot has, or evidence far below all before.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
@@ -20,6 +20,7 @@ from autosym.training.starting import SLOWER, floor
 NEAR = 0.5  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 MOST = 12  # recoveries
 LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
+ENDS = 3  # that a run may have: where training ended, its best snapshot, its start
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
@@ -91,10 +92,11 @@ def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
     return sum(late) <= sum(before[-third:]) and max(late) <= max(before)
 
 
-def choose(run: Run) -> tuple[Laplace | Kernel, int]:
+def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = "kronecker") -> tuple[Laplace | Kernel, int]:
     """The model's end: where training ended, at its best snapshot, or at its start, by exact curvature for all.
 
-    Returns the evidence there, as a function of the prior, and the epoch. Nothing but more evidence wins against the end.
+    Returns the evidence there, as a function of the prior, and the epoch. Nothing but more evidence wins against the end. With the
+    ``curvature`` "whole" it is that of the whole network, or with None where all of it takes no more work than the fit.
     """
     progress, recovered = run.progress, run.progress.lines[-1].get("recovered")
     chosen = progress.good if recovered else len(progress.lines)
@@ -102,15 +104,19 @@ def choose(run: Run) -> tuple[Laplace | Kernel, int]:
         why, lr = recovered["why"], run.schedule.peak
         raise ValueError(f"nothing was learned, as {why}: lower lr (now {lr}), train longer, or rescale the inputs")
     at = _at(run, chosen)
-    value = run.value(at)
+    whole = curvature == "whole" or (curvature is None and run.affords_whole(at, ENDS))
+    of = run.whole_value if whole else run.value
+    value = of(at)
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
-        if snapshot.epoch == chosen or not _more(snapshot.log_evidence, value):
+        # by Kronecker factors its evidence is known well enough to spare the pass; that of the whole network may order ends otherwise
+        if snapshot.epoch == chosen or not _more(snapshot.log_evidence, None if whole else value):
             continue
         present = run.state.snapshot(chosen, value)
         run.state.put_back(snapshot)
         other = _at(run, snapshot.epoch)
-        if _more(run.value(other), value):
-            at, value, chosen = other, run.value(other), snapshot.epoch
+        its = of(other)
+        if _more(its, value):
+            at, value, chosen = other, its, snapshot.epoch
         else:
             run.state.put_back(present)
     return at, chosen

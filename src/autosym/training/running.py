@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.verification import Verified
-from autosym.evidence import possible
+from autosym.evidence import costs, possible, whole
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace, left_out
+from autosym.evidence.whole import Whole
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, Stream
 from autosym.runtime.graphs import Captured
@@ -62,9 +63,26 @@ class Run:
 
     def value(self, at: Laplace | Kernel) -> float | None:
         """The log evidence at the present precisions and noise, the same in all processes; None if it has failed."""
+        return self._number(at, at)
+
+    def whole_value(self, at: Laplace | Kernel) -> float | None:
+        """That of the whole network at the present weights, precisions and noise; None if that of its factors ``at`` them has failed."""
+        if not isinstance(at, Laplace):
+            raise ValueError("kernel evidence has no factors for that of the whole network: fit without kernel=")
+        found = whole.at(self.model, self.evidence_data, at, self.prior, seed=self.seed, memory=self.memory)
+        return self._number(found, at)
+
+    def _number(self, found: Laplace | Kernel | Whole, at: Laplace | Kernel) -> float | None:
         with torch.no_grad():
-            found = float(at(self.prior).log_evidence)
-        return number(processes.agreed(math.nan if possible.failure(at, self.prior) else found))
+            value = float(found(self.prior).log_evidence)
+        return number(processes.agreed(math.nan if possible.failure(at, self.prior) else value))
+
+    def affords_whole(self, at: Laplace | Kernel, times: int) -> bool:
+        """Whether the evidence of the whole network, so many ``times``, takes no more work than this run does."""
+        if not isinstance(at, Laplace) or math.isfinite(self.prior.nu) or self.schedule.step == "none":
+            return False
+        settings = (self.schedule.epochs, self.stream.together, times, self.memory)
+        return costs.within_a_fit(self.model, self.evidence_data, at, *settings)
 
     def silent(self) -> Tensor:
         """Which entries of the prior are of paths that compute zero."""
