@@ -150,7 +150,7 @@ def test_data_of_another_fit_are_refused():
 
 
 def test_a_tuned_posterior_predicts_by_its_temperature_and_scale():
-    fit, data, J, D, new = case()
+    fit, data, _, _, new = case()
     found = posterior.tuned(fit.model, data, fit.laplace, fit.prior)
     laplace = of(fit, data, rounds=0)
     assert torch.equal(found.draws, laplace.draws)

@@ -32,6 +32,9 @@ class Tuning:
     scale: float = 0.0
 
 
+AS_IT_IS = Tuning(scale=1.0)  # the posterior, untuned
+
+
 def cavity(f: Tensor, covariance: Tensor, slope: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
     """f_-i (N, D) and V_-i (N, D, D), from f_i, V_i, g_i and Lambda_i."""
     values, vectors = torch.linalg.eigh(covariance)

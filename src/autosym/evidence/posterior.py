@@ -26,7 +26,7 @@ from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.evidence.kernel import rows_of
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.leave_one_out import Tuning, cavity, predicted_at, tune
+from autosym.evidence.leave_one_out import AS_IT_IS, Tuning, cavity, predicted_at, tune
 from autosym.evidence.predictive import Link, Predictive, check_link, checked_inputs
 from autosym.evidence.probes import Whitened
 from autosym.evidence.whole import refuse_other
@@ -51,7 +51,7 @@ class Posterior:
     likelihood: Likelihood
     offset: Tensor
     draws: Tensor
-    tuning: Tuning = Tuning(scale=1.0)
+    tuning: Tuning = AS_IT_IS
 
     def predictive(self, x: Tensor, link: Link = "probit") -> Predictive:
         """The predictive at ``x`` (B, ...), in closed form, or by "monte-carlo" over the draws and their mirror images about the mean."""

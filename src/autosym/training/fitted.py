@@ -139,10 +139,10 @@ class Fit:
     ) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo".
 
-        With the ``data`` of the fit it is that of the whole network, by its own number of draws, without them that of the Kronecker factors.
-        What is said of y goes by ``scale`` times the covariance. By default that is 1, but not for classes, where it is far too timid. With
-        ``data`` their probabilities then have the scale and temperature that leave-one-out finds (``evidence.posterior.tuned``), without
-        them they are the point estimate's (scale 0).
+        With the ``data`` of the fit it is that of the whole network, by its own number of draws; without them that of Kronecker factors.
+        What is said of y goes by ``scale`` times the covariance. By default that is 1, but not for classes, where 1 is far too timid: with
+        ``data`` leave-one-out chooses scale and temperature (``evidence.posterior.tuned``), without them the probabilities are the point
+        estimate's (scale 0).
         """
         self.check_weights()
         if scale is not None and not 0 <= scale < math.inf:
