@@ -151,8 +151,8 @@ def test_data_of_another_fit_are_refused():
 
 def test_a_tuned_posterior_predicts_by_its_temperature_and_scale():
     fit, data, _, _, new = case()
-    found = posterior.tuned(fit.model, data, fit.laplace, fit.prior)
-    laplace = of(fit, data, rounds=0)
+    found = posterior.tuned(fit.model, data, fit.laplace, fit.prior, draws=8)
+    laplace = of(fit, data, rounds=0, draws=8)
     assert torch.equal(found.draws, laplace.draws)
     assert not found.offset.any()
     found = replace(found, tuning=Tuning(0.6, 0.3)).predictive(new)

@@ -35,6 +35,7 @@ from autosym.runtime.batching import Data
 
 RESIDUAL, MOST_STEPS = 1e-2, 200  # of conjugate gradients: enough for draws, whose own noise is larger
 ROUNDS, DRAWS = 1, 32
+MORE = 128  # draws of a tuned posterior by rows: 32 make covariances of ten classes so noisy that a quarter of the gain is lost
 FEW, BATCH = 8_000, 64  # rows (samples times outputs) whose matrix is factorised; samples whose Jacobian is formed at once
 
 How = Literal["rows", "steps"]
@@ -90,7 +91,7 @@ def at(
     """
     if draws < 2 or rounds < 0:
         raise ValueError(f"draws must be at least 2 and rounds not negative, got {draws} and {rounds}")
-    of = _Linearised(model, data, laplace, prior, draws, seed, how, batch_size, memory)
+    of = _Linearised(model, data, laplace, prior, draws, seed, _route(laplace, how), batch_size, memory)
     H, f = of.H, of.f
     offset, slope, hessian = torch.zeros_like(of.weights), torch.zeros_like(f), averages(of.likelihood, f[None], of.y)[1]
     for number in range(rounds + 1):
@@ -112,7 +113,7 @@ def tuned(
     prior: Prior,
     *,
     link: Link = "probit",
-    draws: int = DRAWS,
+    draws: int | None = None,
     seed: int = 0,
     how: How | None = None,
     batch_size: int | None = None,
@@ -128,6 +129,8 @@ def tuned(
         raise ValueError(
             f"the {laplace.likelihood.name} likelihood has no classes, so there is nothing to tune: use posterior.at"
         )
+    how = _route(laplace, how)
+    draws = (MORE if how == "rows" else DRAWS) if draws is None else draws
     of = _Linearised(model, data, laplace, prior, draws, seed, how, batch_size, memory)
     slope, hessian = averages(of.likelihood, of.f[None], of.y)
     deviations = of.solved(hessian)[1]
@@ -137,6 +140,14 @@ def tuned(
     means = (mean, of.without(slope, averaged, lambda: of.H.along(of.solved(averaged)[1])[1])[0])
     tuning = tune(of.likelihood, means, covariance, of.y, link, seed)
     return Posterior(of.model, of.likelihood, torch.zeros_like(of.weights), deviations, tuning)
+
+
+def _route(laplace: Laplace, how: How | None) -> How:
+    """By a matrix of all rows where they are few, or as it is asked for."""
+    how = ("rows" if laplace.samples * laplace.outputs <= FEW else "steps") if how is None else how
+    if how not in ("rows", "steps"):
+        raise ValueError(f"how must be 'rows', 'steps' or None, got {how!r}")
+    return how
 
 
 class _Linearised:
@@ -150,7 +161,7 @@ class _Linearised:
         prior: Prior,
         draws: int,
         seed: int,
-        how: How | None,
+        how: How,
         batch_size: int | None,
         memory: float | None,
     ):
@@ -159,9 +170,6 @@ class _Linearised:
         shown = [(x, y) for x, y, _, _ in Pass(self.model, data, self.likelihood, alone=True)]
         x, self.y = (torch.cat(part) for part in zip(*shown, strict=True))
         self.H = H = GaussNewton(self.model, (x, self.y), self.likelihood, batch_size=batch_size, memory=memory)
-        how = ("rows" if laplace.samples * laplace.outputs <= FEW else "steps") if how is None else how
-        if how not in ("rows", "steps"):
-            raise ValueError(f"how must be 'rows', 'steps' or None, got {how!r}")
         self.system: _Rows | _Steps = (_Rows if how == "rows" else _Steps)(H, laplace, prior.precision(), x)
         self.weights, self.scale = flat(H.parameters), float(self.likelihood.scale().detach())
         self.f, _ = H.along()
