@@ -358,7 +358,7 @@ def test_a_state_of_another_likelihood_is_refused():
 @every
 def test_the_predictive_is_one_of_targets(case):
     fit, (x, y) = training(case, linear(4, case.outputs), strength=0.5)
-    found, drawn = fit.predictive(x), fit.predictive(x, "monte-carlo", samples=20_000)
+    found, drawn = fit.predictive(x, scale=1.0), fit.predictive(x, "monte-carlo", samples=20_000, scale=1.0)
     if classes(fit.likelihood, case.outputs):
         assert found.expected is found.variance is None
         assert_close(found.probabilities.sum(1), torch.ones(100).double(), rtol=0, atol=1e-12)

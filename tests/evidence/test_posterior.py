@@ -1,5 +1,7 @@
 """The posterior of the whole network, against dense matrices in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from autosym.curvature.gauss_newton import GaussNewton, flat
 from autosym.curvature.krylov import solve
 from autosym.curvature.owners import sites
 from autosym.evidence import posterior
+from autosym.evidence.leave_one_out import Tuning, cavity
 from models import draw, eye, mlp, relaxed
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-8}
@@ -124,11 +127,61 @@ def test_a_network_sure_of_its_data_is_less_timid_than_by_laplace():
     assert averaged < 0.7 * by_laplace
 
 
-def test_a_fit_predicts_by_its_data():
+@pytest.mark.parametrize("link", ["probit", "monte-carlo"])
+def test_a_fit_predicts_by_its_data(link):
+    """Classes by the tuned posterior, or at a scale; regression by the posterior as it is."""
     fit, data, _, _, new = case()
-    assert_close(fit.predictive(new, data=data).probabilities, of(fit, data).predictive(new).probabilities, rtol=0, atol=0)
+    at = (fit.model, data, fit.laplace, fit.prior)
+    tuned, plain = posterior.tuned(*at, link=link).predictive(new, link), of(fit, data).predictive(new, link)
+    assert_close(fit.predictive(new, link, data=data).probabilities, tuned.probabilities, rtol=0, atol=0)
+    assert_close(fit.predictive(new, link, data=data, scale=1.0).probabilities, plain.probabilities, rtol=0, atol=0)
+    none = fit.predictive(new, link, data=data, scale=0.0)
+    assert_close(none.probabilities, plain.mean.softmax(1), rtol=1e-12, atol=0)
+    assert torch.equal(none.covariance, plain.covariance)
+    fit, regression, _, _, new = case("gaussian")
+    found, plain = fit.predictive(new, link, data=regression), of(fit, regression).predictive(new, link)
+    assert_close(found.variance, plain.variance, rtol=0, atol=0)
+
+
+def test_data_of_another_fit_are_refused():
+    fit, data, _, _, new = case()
     with pytest.raises(ValueError, match="are not the 12 that the evidence was computed on"):
         fit.predictive(new, data=(data[0][:6], data[1][:6]))
+
+
+def test_a_tuned_posterior_predicts_by_its_temperature_and_scale():
+    fit, data, _, _, new = case()
+    found = posterior.tuned(fit.model, data, fit.laplace, fit.prior, draws=8)
+    laplace = of(fit, data, rounds=0, draws=8)
+    assert torch.equal(found.draws, laplace.draws)
+    assert not found.offset.any()
+    found = replace(found, tuning=Tuning(0.6, 0.3)).predictive(new)
+    plain = laplace.predictive(new)
+    by_hand = Categorical().predict(plain.mean / 0.6, plain.covariance * 0.3 / 0.36, None)["probabilities"]
+    assert_close(found.probabilities, by_hand, rtol=1e-12, atol=0)
+    assert torch.equal(found.covariance, plain.covariance)
+
+
+@pytest.mark.parametrize("how", ["rows", "steps"])
+def test_what_the_others_say_is_by_the_dense_covariance(how):
+    """f_-i and V_-i; by steps the covariance is that of the draws."""
+    fit, data, J, D, _ = case()
+    linearised = posterior._Linearised(fit.model, data, fit.laplace, fit.prior, 8, 0, how, None, None)
+    slope, hessian = posterior.averages(fit.likelihood, linearised.f[None], data[1])
+    moved = linearised.H.along(linearised.solved(hessian)[1])[1]
+    found = linearised.without(slope, hessian, lambda: moved)
+    drawn = torch.einsum("kni,knj->nij", moved, moved) / 8
+    covariance = laplace_covariance(fit, J, D, (data[0], data[0])) if how == "rows" else drawn
+    expected = cavity(linearised.f, covariance, slope, hessian)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert (expected[0] - linearised.f).abs().max() > 0.1
+
+
+def test_regression_is_not_tuned():
+    fit, data, *_ = case("gaussian")
+    with pytest.raises(ValueError, match="the gaussian likelihood has no classes, so there is nothing to tune"):
+        posterior.tuned(fit.model, data, fit.laplace, fit.prior)
 
 
 @pytest.mark.parametrize(

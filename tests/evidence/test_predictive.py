@@ -81,12 +81,12 @@ def test_covariance_is_the_dense_one(make, shape, likelihood):
 # ---- probabilities
 
 
-def of_classifier(scale=1.0, link="probit", **options):
-    """The predictive of a classifier whose weights are uncertain in proportion to ``scale``."""
+def of_classifier(width=1.0, link="probit", **options):
+    """The predictive, by all of its covariance, of a classifier whose weights are uncertain in proportion to ``width``."""
     torch.manual_seed(0)
     model, data = mlp(5, 4, 3), draw("categorical", 30)
     model[-1].weight.data *= 4  # a network that is sure of itself
-    return at_weights(model, data, "categorical", 4 / scale).predictive(2 * data[0], link, **options)
+    return at_weights(model, data, "categorical", 4 / width).predictive(2 * data[0], link, scale=1.0, **options)
 
 
 def integrated(found, samples=50_000):
@@ -139,8 +139,31 @@ def test_probabilities_without_uncertainty_are_the_softmax(link):
 
 @pytest.mark.parametrize("link", ["probit", "monte-carlo"])
 def test_uncertainty_takes_confidence(link):
-    sure, unsure = (of_classifier(scale, link, samples=4096).probabilities.max(1).values.mean() for scale in (0.1, 10.0))
+    sure, unsure = (of_classifier(width, link, samples=4096).probabilities.max(1).values.mean() for width in (0.1, 10.0))
     assert 1 / 3 < unsure < sure - 0.05
+
+
+@pytest.mark.parametrize("link", ["probit", "monte-carlo"])
+def test_the_scale_is_of_the_covariance_that_predicts(link):
+    """Without data and scale the probabilities of classes are the softmax; the covariance is that of the posterior at any scale."""
+    model, (x, y) = mlp(5, 4, 3), draw("categorical", 30)
+    fit = at_weights(model, (x, y), "categorical", 0.1)
+    default, none, part, whole = (fit.predictive(x, link, **o) for o in ({}, {"scale": 0.0}, {"scale": 0.3}, {"scale": 1.0}))
+    assert_close(default.probabilities, model(x).detach().softmax(1), rtol=1e-12, atol=0)
+    assert torch.equal(default.probabilities, none.probabilities)
+    assert all(torch.equal(found.covariance, whole.covariance) for found in (default, part))
+    if link == "probit":
+        by_hand = Categorical().predict(whole.mean, 0.3 * whole.covariance, None)["probabilities"]
+        assert_close(part.probabilities, by_hand, rtol=1e-12, atol=0)
+    away = [float((found.probabilities - none.probabilities).abs().mean()) for found in (part, whole)]
+    assert 0.001 < away[0] < 0.9 * away[1]
+
+
+@pytest.mark.parametrize("scale", [-0.1, math.inf, math.nan])
+def test_a_scale_without_sense_is_refused(scale):
+    fit = at_weights(mlp(5, 4, 3), draw("categorical", 6), "categorical")
+    with pytest.raises(ValueError, match="scale must be finite and not negative"):
+        fit.predictive(torch.randn(2, 5).double(), scale=scale)
 
 
 def test_monte_carlo_is_deterministic_by_seed():
@@ -170,8 +193,8 @@ def test_an_unknown_link_is_named():
 def test_a_prediction_does_not_depend_on_its_batchmates(size, link):
     data = draw("categorical", 6, (2, 4, 4))
     fit = at_weights(relaxed(), data, "categorical")
-    whole = fit.predictive(data[0], link)
-    parts = [fit.predictive(x, link) for x in data[0].split(size)]
+    whole = fit.predictive(data[0], link, scale=0.7)
+    parts = [fit.predictive(x, link, scale=0.7) for x in data[0].split(size)]
     for name in ("mean", "covariance", "probabilities"):
         assert_close(torch.cat([getattr(p, name) for p in parts]), getattr(whole, name), rtol=1e-10, atol=1e-12)
 
@@ -189,8 +212,8 @@ def test_large_jacobians_are_taken_in_parts():
 
 def test_a_model_in_float32_is_close():
     model, (x, y) = relaxed(), draw("categorical", 8, (2, 4, 4))
-    exact = at_weights(model, (x, y), "categorical").predictive(x)
-    found = at_weights(model.float(), (x.float(), y), "categorical").predictive(x.float())
+    exact = at_weights(model, (x, y), "categorical").predictive(x, scale=1.0)
+    found = at_weights(model.float(), (x.float(), y), "categorical").predictive(x.float(), scale=1.0)
     assert_close(found.covariance, exact.covariance, rtol=1e-3, atol=1e-3)
     assert_close(found.probabilities, exact.probabilities, rtol=1e-3, atol=1e-3)
 
@@ -218,8 +241,8 @@ def test_a_fit_predicts_at_its_end(likelihood):
     """With the precisions, the noise and the exact curvature of the end of the run."""
     model, (x, y) = mlp(5, 4, 3), draw(likelihood, 20)
     fit = autosym.fit(model, (x, y), likelihood, epochs=3, burn_in=0, every=1)
-    expected = at_weights(model, (x, y), fit.likelihood, fit.prior.precision()).predictive(x)
-    found = fit.predictive(x)
+    expected = at_weights(model, (x, y), fit.likelihood, fit.prior.precision()).predictive(x, scale=1.0)
+    found = fit.predictive(x, scale=1.0)
     assert_close(found.covariance, expected.covariance, rtol=1e-10, atol=0)
     if likelihood == "categorical":
         assert_close(found.probabilities, expected.probabilities, rtol=1e-10, atol=0)

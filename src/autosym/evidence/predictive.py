@@ -3,11 +3,12 @@
     f(x) ~ N(f(x; w*), J Sigma J^T),       Sigma = (kron(G, A) / sigma^2 + delta I)^-1 per path
 
 The likelihood turns it into the predictive of y (``Likelihood.predict``), in closed form or by Monte Carlo. A Gaussian adds its
-noise. A categorical averages the softmax over f, by the probit approximation softmax(f / sqrt(1 + pi/8 v)) or by draws.
+noise. A categorical averages the softmax over f, by the probit approximation softmax(f / sqrt(1 + pi/8 v)) or by draws. For that the
+covariance may be multiplied by a scale: with 0 the prediction is that of the point estimate.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +26,7 @@ Link = Literal["probit", "monte-carlo"]
 
 @dataclass(frozen=True)
 class Predictive:
-    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D).
+    """Outputs f as a Gaussian: ``mean`` (B, D), ``covariance`` (B, D, D), as the posterior has them, at any scale of the prediction.
 
     ``expected`` and ``variance`` are the mean and variance of y, noise included (Gaussian, Poisson). ``probabilities`` (B, K)
     are over classes (categorical, Bernoulli). Fields that do not apply are None.
@@ -47,24 +48,35 @@ def predictive(
     link: Link = "probit",
     samples: int = 256,
     seed: int = 0,
+    scale: float = 1.0,
 ) -> Predictive:
     """The predictive at ``x``, from the decomposed curvature of the model (``Curvature.eigenvectors``).
 
-    ``link`` "probit" uses the likelihood's closed form, if it has one. "monte-carlo" takes ``samples`` draws of the outputs.
+    ``link`` "probit" uses the likelihood's closed form, if it has one. "monte-carlo" takes ``samples`` draws of the outputs. What is said
+    of y goes by ``scale`` times the covariance.
     """
     check_link(link)
     x = checked_inputs(model, x)
     precision = prior.precision()
-    scale = float(likelihood.scale().detach())
+    known = float(likelihood.scale().detach())
     with torch.no_grad():
         outputs = model(x[:1]).shape[1]
     largest = max(products.numel() for products, _, _ in eigenvectors.values())
     step = max(1, 2**25 // (largest * outputs))  # 256 MiB for the largest Jacobian, or one sample at a time
-    parts = [_linearised(model, part, eigenvectors, precision, scale) for part in x.split(step)]
+    parts = [_linearised(model, part, eigenvectors, precision, known) for part in x.split(step)]
     mean, covariance = (torch.cat(part) for part in zip(*parts, strict=True))
+    width = scale * covariance
+    found = predicted(likelihood, mean, width, lambda: drawn(mean, width, samples, seed), link)
+    return Predictive(mean, covariance, **found)
+
+
+def predicted(
+    likelihood: Likelihood, mean: Tensor, covariance: Tensor, draws: Callable[[], Tensor], link: Link
+) -> dict[str, Tensor]:
+    """What the likelihood says of y if f ~ N(mean, covariance): in closed form if there is one and it is asked for, else by draws."""
     found = likelihood.predict(mean, covariance, None) if link == "probit" else None
-    found = likelihood.predict(mean, covariance, _draws(mean, covariance, samples, seed)) if found is None else found
-    return Predictive(mean, covariance, **(found or {}))
+    found = likelihood.predict(mean, covariance, draws()) if found is None else found
+    return found or {}
 
 
 def check_link(link: str) -> None:
@@ -105,7 +117,7 @@ def _linearised(
     return f.double(), covariance
 
 
-def _draws(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
+def drawn(mean: Tensor, covariance: Tensor, samples: int, seed: int) -> Tensor:
     """(samples, B, D) from N(mean, covariance)."""
     # All inputs share the same noise, so that an input's probabilities do not depend on its batchmates.
     noise = torch.randn(samples, mean.shape[1], dtype=mean.dtype, generator=torch.Generator().manual_seed(seed))

@@ -6,8 +6,10 @@ The first step breaks the whole group and keeps the next smaller one, the last k
 """
 
 import math
+from typing import Any
 
 import torch
+from torch import nn
 
 from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import Conv
@@ -28,7 +30,8 @@ from autosym.surgery.observation import Seen
 
 def chain(group: Group) -> list[tuple[Group, Group | None]]:
     """(what a step breaks, what it keeps), from the whole group down to shifts alone: each keeps the largest group that is left."""
-    steps, left = [], group
+    steps: list[tuple[Group, Group | None]] = []
+    left: Group | None = group
     while left is not None:
         within = [other for other in GROUPS.values() if len(other) < len(left) and left.elements(other) is not None]
         smaller = max(within, key=len, default=None)
@@ -37,15 +40,16 @@ def chain(group: Group) -> list[tuple[Group, Group | None]]:
     return steps
 
 
-def relaxed_lifted(name: str, layer: Relaxed, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
+def relaxed_lifted(name: str, layer: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
     """The group convolution of a lifted model with a chain of paths beside it that start at zero, or None; and a note."""
+    assert isinstance(layer, Relaxed)
     (symmetric,) = layer.values()
     (own,) = (part for part in symmetric.modules() if isinstance(part, GroupConv))
     free = (
         [] if math.prod(seen.out_shape[1:]) == 1 else free_names(name, layer, wanted)
     )  # of one position: only the group to break
     padding = (own.padding,) * 4
-    form = {"dilation": own.dilation, "groups": own.groups, "padding_mode": own.padding_mode}
+    form: dict[str, Any] = {"dilation": own.dilation, "groups": own.groups, "padding_mode": own.padding_mode}
     with torch.device("meta"):
         conv = Conv(seen.in_shape[0], seen.out_shape[0], own.kernel_size, 1, padding, **form)
         size = sum(factor_bytes(free_path(path, conv, seen)) for path in free)

@@ -187,16 +187,16 @@ def _convert(
         return LayerNote(name, kind, "kept", (), note)
     if made is not None:
         made.channels_last = seen.last
-    new = made or (own.layer if own.runs else _conv(Conv(*form_of(own.layer)), own.layer, seen, 1))
+    new = made or (own.layer if own.runs else _conv(own.layer, seen, 1))
     replace(model, module, new.to(next(own.layer.parameters())).train(module.training))
     return LayerNote(name, kind, "kept" if made is None else "relaxed", tuple(made or ()), note)
 
 
-def _conv(path: Path, conv: nn.Module, seen: Seen, scale: int) -> nn.Module:
-    """The path with the weights of a torch convolution, and with its bias, times ``scale``."""
+def _conv(conv: nn.Module, seen: Seen, scale: int, path: Path | None = None) -> nn.Module:
+    """A torch convolution, with its bias, times ``scale``, as paths: in ``path``, or in a new one."""
     assert isinstance(conv, CONVOLUTIONS)
     by_channel = (conv.out_channels, *(1 for _ in conv.kernel_size))
-    return _with(path, conv.weight, conv.bias, by_channel, seen.out_shape, scale, any_size=True)
+    return _with(path or Conv(*form_of(conv)), conv.weight, conv.bias, by_channel, seen.out_shape, scale, any_size=True)
 
 
 def _read(module: nn.Module, seen: Seen) -> Read:
@@ -252,7 +252,7 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
         size = sum(factor_bytes(free_path(path, linear, seen)) for path in free)
     if size > LARGEST_FACTORS:
         return None, too_large(wanted, seen, size)
-    symmetric = _conv(linear, conv, seen, 1 + len(free))
+    symmetric = _conv(conv, seen, 1 + len(free), linear)
     made = {path: free_path(path, linear, seen).to(conv.weight) for path in free}
     for path in made.values():
         start_at_zero(path, linear, seen.x)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from autosym.bayes import likelihoods
-from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood
+from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood, classes
 from autosym.bayes.priors import Prior
 from autosym.curvature import Curvature, Factors
 from autosym.curvature.owners import sites
 from autosym.evidence import costs, mode, posterior, verdicts, whole
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.leave_one_out import Tuning
 from autosym.evidence.mode import Mode
 from autosym.evidence.predictive import Link, Predictive, predictive
 from autosym.evidence.record import Evidence
@@ -149,19 +150,36 @@ class Fit:
         return mode.linearised(self.model, data, self.laplace, self.prior, nats=nats, memory=memory)
 
     def predictive(
-        self, x: Tensor, link: Link = "probit", samples: int = 256, seed: int = 0, *, data: Data | None = None
+        self,
+        x: Tensor,
+        link: Link = "probit",
+        samples: int = 256,
+        seed: int = 0,
+        *,
+        data: Data | None = None,
+        scale: float | None = None,
     ) -> Predictive:
         """The posterior predictive of the linearised model at ``x``; ``link`` is "probit" (closed form) or "monte-carlo".
 
-        With the ``data`` of the fit it is that of the whole network (``evidence.posterior``, by its own number of draws), without them that
-        of the Kronecker factors, which is far too timid for classes. The point estimate is often as good (docs/evidence.md).
+        With the ``data`` of the fit it is that of the whole network, by its own number of draws; without them that of Kronecker factors.
+        What is said of y goes by ``scale`` times the covariance. By default that is 1, but not for classes, where 1 is far too timid: with
+        ``data`` leave-one-out chooses scale and temperature (``evidence.posterior.tuned``), without them the probabilities are the point
+        estimate's (scale 0).
         """
         self.check_weights()
+        if scale is not None and not 0 <= scale < math.inf:
+            raise ValueError(f"scale must be finite and not negative, got {scale}: 0 is the point estimate, 1 the posterior")
+        of_classes = classes(self.likelihood, self.laplace.outputs) is not None
         if data is not None:
-            return posterior.at(self.model, data, self.laplace, self.prior, seed=seed).predictive(x, link)
+            at = (self.model, data, self.laplace, self.prior)
+            if of_classes and scale is None:
+                return posterior.tuned(*at, link=link, seed=seed).predictive(x, link)
+            found = posterior.at(*at, seed=seed)
+            return replace(found, tuning=Tuning(scale=1.0 if scale is None else scale)).predictive(x, link)
+        scale = float(not of_classes) if scale is None else scale
         device = next(self.model.parameters()).device  # which may be another one than that of the fit
         vectors = {name: (p.to(device), u.to(device), v.to(device)) for name, (p, u, v) in self._eigenvectors.items()}
-        return predictive(self.model, x, vectors, self.prior, self.likelihood, link, samples, seed)
+        return predictive(self.model, x, vectors, self.prior, self.likelihood, link, samples, seed, scale)
 
     def check_weights(self) -> None:
         """Refuse a model whose weights, frozen ones and ranges included, are no longer those of the fit."""
@@ -323,7 +341,7 @@ def with_cautions(
     known = verdicts.Known(
         float(evidence.log_evidence),
         evidence.samples,
-        likelihoods.classes(likelihood, estimate.outputs),
+        classes(likelihood, estimate.outputs),
         None if estimate.fingerprint is None else estimate.fingerprint.tolist(),
         schedule.step != "none",
         schedule.lr,
