@@ -1,6 +1,6 @@
 """Is the posterior predictive better than the point estimate? Six networks with held-out data, default fits of 60 epochs.
 
-    python benchmarks/predictive.py [--seed 0] [--every]        about five minutes on a free core, and ten with --every
+    python benchmarks/predictive.py [--seed 0] [--every]
 
 For each: test negative log-likelihood and calibration error of the point estimate, and of the default with data, whose temperature and
 scale leave-one-out chooses on the training data ("tuned"). With --every also of posteriors as they are: by Kronecker factors, by the whole
