@@ -23,6 +23,7 @@ import quantities
 import same_numbers
 import schedule
 import truth
+import whole_large
 from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
@@ -307,3 +308,15 @@ def test_normalisation(monkeypatch):
     fits = normalisation.of_fits(0, 40, 1)
     assert [row["normalisation"] for row in fits] == list(normalisation.CHOICES)
     assert "accuracy" in normalisation.shown(fits)
+
+
+# ---- whole evidence at real size
+
+
+def test_whole_evidence_at_real_size_runs_small(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["whole_large.py", "--small", "--seconds", "0.5", "--out", str(tmp_path / "out.json")])
+    whole_large.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("product, ") for line in lines) == 4
+    assert any(line.startswith("whole, TF32: ") and "by truncation" in line for line in lines)
+    assert not list(tmp_path.iterdir()), "a check writes nothing"

@@ -210,7 +210,7 @@ def test_whole_evidence_refuses_what_it_cannot_do():
         whole.at(model, data, at, Prior(at.names, nu=3.0))
     with pytest.raises(ValueError, match=r"use Prior\(evidence.names\)"):
         whole.at(model, data, at, Prior(at.names[1:]))
-    with pytest.raises(ValueError, match="nats must be positive"):
+    with pytest.raises(ValueError, match="nats and seconds must be positive"):
         whole.at(model, data, at, prior, nats=0.0)
     with pytest.raises(ValueError, match="how must be"):
         whole.at(model, data, at, prior, how="guess")
