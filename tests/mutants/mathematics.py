@@ -25,7 +25,7 @@ FAULTS = {
     "paths: a dilated group convolution has no borders": Fault("linear/group_conv.py",
         "reach = self.dilation * (self.kernel_size // 2)", "reach = self.kernel_size // 2", "linear/test_paths.py -k every_form"),
     "paths: filters turned the wrong way about the group": Fault("linear/group_conv.py",
-        "back = products.argsort(1)[None", "back = products[None", "linear/test_paths.py"),
+        "back = self.products.argsort(1)[None", "back = self.products[None", "linear/test_paths.py"),
     "paths: contrasts on cosets of the wrong side": Fault("linear/contrasts.py",
         "group.table[elements].amin(0)", "group.table[:, elements].amin(1)", "linear/test_contrasts.py -k 'projection or equivariant'"),
     "paths: contrasts that keep their group too": Fault("linear/contrasts.py",

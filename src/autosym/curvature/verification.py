@@ -68,7 +68,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
 
 def _largest(t: Tensor) -> float:
     """max |t|, in one pass over memory."""
-    low, high = torch.aminmax(t)
+    low, high = torch.aminmax(t.detach())
     return max(-float(low), float(high))
 
 

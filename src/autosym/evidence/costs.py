@@ -19,6 +19,7 @@ from autosym.curvature.tape import Tape
 from autosym.evidence.factorised import MOVED, outer_is_slower
 from autosym.evidence.laplace import Laplace
 from autosym.linear.path import Definition
+from autosym.runtime import arithmetic
 from autosym.runtime.batching import Data
 
 NUMBER = 40.0
@@ -63,6 +64,7 @@ def within_a_fit(
     return times * costs.least <= costs.fit(epochs, batch_size)
 
 
+@arithmetic.true_float32()
 def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = None) -> Costs:
     """The costs for the model and data that ``laplace`` was taken at."""
     x = next(iter(Pass(model, data, laplace.likelihood, 1)))[0][:1]
