@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES, assert_plain, built, labels, relaxed, s
 from autosym.linear.where import Where
 from autosym.nn import nets
 from autosym.nn.layers import Relaxed
-from autosym.surgery import merging
+from autosym.surgery import free_paths, merging
 from autosym.surgery.merging import Modulation, Offset, Sum
 
 
@@ -182,3 +182,18 @@ def test_waves_have_evidence_where_position_matters():
         found[name] = autosym.fit(net, (x, y), epochs=30)
     assert found["where+conv"].symmetry().network_share() > 0.05
     assert found["where+conv"].evidence.log_evidence > found["conv"].evidence.log_evidence + 10
+
+
+@pytest.mark.parametrize(
+    ("most", "path"), [(3 * 1 * 2 * 36 + 4 * 3 * 2 * 36, "f-fc"), (3 * 1 * 2 * 36 + 4 * 3 * 2 * 36 - 1, "where")]
+)
+def test_the_default_is_waves_where_factored_paths_would_be_too_large(most, path, monkeypatch):
+    """F-FC has C C' (P + P') weights beside a convolution."""
+    monkeypatch.setattr(free_paths, "LARGE", most)
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(144, 2)
+    )
+    model = autosym.relax(net, torch.randn(2, 1, 6, 6))
+    assert [tuple(model[i]) for i in (0, 2)] == [("conv", path)] * 2
+    weights = sum(p.numel() for name, p in model.named_parameters() if "theta" in name)
+    assert weights in (0, 3 * 1 * 2 * 36 + 4 * 3 * 2 * 36)

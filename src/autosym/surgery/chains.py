@@ -45,13 +45,12 @@ def relaxed_lifted(name: str, layer: nn.Module, seen: Seen, wanted: str) -> tupl
     assert isinstance(layer, Relaxed)
     (symmetric,) = layer.values()
     (own,) = (part for part in symmetric.modules() if isinstance(part, GroupConv))
-    free = (
-        [] if math.prod(seen.out_shape[1:]) == 1 else free_names(name, layer, wanted)
-    )  # of one position: only the group to break
     padding = (own.padding,) * 4
     form: dict[str, Any] = {"dilation": own.dilation, "groups": own.groups, "padding_mode": own.padding_mode}
     with torch.device("meta"):
         conv = Conv(seen.in_shape[0], seen.out_shape[0], own.kernel_size, 1, padding, **form)
+        alone = math.prod(seen.out_shape[1:]) == 1  # of one position: only the group to break
+        free = [] if alone else free_names(name, layer, wanted)
         size = sum(factor_bytes(free_path(path, conv, seen)) for path in free)
         size += sum(factor_bytes(_step(own, isinstance(symmetric, Affine), form, *step)) for step in chain(own.group))
     if size > LARGEST_FACTORS:

@@ -1,7 +1,7 @@
 """The free paths that ``relax`` puts beside a convolution: made for its maps, starting at zero, and what they cost."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from autosym.nn.layers import Affine, Branch
 from autosym.surgery.observation import Seen
 
 FREE = ("f-fc", "fc", "s-fc", "where")
+LARGE = 20_000_000  # weights of all factored paths of a model: with more, "auto" is waves of position
 LARGEST_FACTORS = 4 * 2**30  # bytes for the curvature of one layer's free paths; a layer that needs more is not relaxed
 
 
@@ -22,13 +23,23 @@ def is_free(path: str) -> bool:
     return path in FREE or layers.waves_of(path) is not None
 
 
+def fitting(convolutions: Iterable[Seen]) -> str:
+    """What "auto" is in a model with these convolutions: f-fc, or waves of position if f-fc would be too large.
+
+    F-FC has C C' (P + P') weights, for maps of P and P' positions. Waves have a few times those of the convolution, on maps of any size.
+    """
+    shapes = [(seen.in_shape, seen.out_shape) for seen in convolutions if seen.calls == 1 and seen.by_sample]
+    size = sum(a[0] * b[0] * (math.prod(a[1:]) + math.prod(b[1:])) for a, b in shapes)
+    return "f-fc" if size <= LARGE else "where"
+
+
 def free_names(name: str, layer: nn.Module, wanted: str) -> list[str]:
     """The free paths that are joined by '+'."""
     free = wanted.split("+")
     if any(not is_free(path) for path in free) or len(set(free)) < len(free):
         raise ValueError(
             f"{name} ({type(layer).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+' "
-            "(where:8 is where with 8 waves)"
+            "(where:8 is where with 8 waves), or leave the choice for all layers to paths='auto'"
         )
     return free
 

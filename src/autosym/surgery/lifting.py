@@ -27,6 +27,7 @@ from autosym.nn.layers import Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
+from autosym.surgery.checking import replace
 from autosym.surgery.flow import FIELDS, INVARIANT, Flow, Trace
 from autosym.surgery.function_calls import pools_as_modules
 from autosym.surgery.over_group import KEPT, POOLS, WHY, Made, OverGroup
@@ -233,7 +234,7 @@ class _Replacing:
     def run(self, example: Tensor) -> tuple[LiftedLayer, ...]:
         pending = [_Pending(name, module, self) for name, module in self._targets()]
         for stand_in in pending:
-            _replace(self.model, stand_in.given[0], stand_in)
+            replace(self.model, stand_in.given[0], stand_in)
         self.flow = Flow(example)
         try:
             with self.flow, torch.no_grad(), self._shown():
@@ -248,7 +249,7 @@ class _Replacing:
             (given,) = stand_in.given
             if stand_in.made is None and list(given.parameters()):
                 raise ValueError(f"{stand_in.name} ({type(given).__name__}) took no part in the forward pass: remove it")
-            _replace(self.model, stand_in, given if stand_in.made is None else stand_in.made.module)
+            replace(self.model, stand_in, given if stand_in.made is None else stand_in.made.module)
         self._freeze()
         return tuple(self.notes.values())
 
@@ -336,14 +337,6 @@ def _tell(module: nn.Module, group: Group) -> None:
     for part in module.modules():
         if not list(part.children()) and not isinstance(part, Path):
             part.lifted = group  # type: ignore[assignment]
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace the layer under every name it has."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                parent._modules[name] = new
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ from autosym.surgery.free_paths import (
     approximate,
     factor_bytes,
     fewer_waves,
+    fitting,
     free_names,
     free_path,
     start_at_zero,
@@ -97,7 +98,7 @@ class Relaxation:
 def relax(
     model: nn.Module,
     example: Tensor,
-    paths: str | Mapping[str, str] = "f-fc",
+    paths: str | Mapping[str, str] = "auto",
     keep: Collection[str] = (),
     fold: bool = False,
     learn_normalisation: bool = False,
@@ -105,11 +106,12 @@ def relax(
     """A copy of ``model`` that computes the same function, with a symmetric and a free path in its layers.
 
     ``example`` is a small batch of inputs; the free paths are made for maps of its size. ``paths`` names the free path of every
-    convolution: "f-fc", "fc", "s-fc", "where", or several joined by "+". "where" is a convolution times the lowest waves of position
-    along each axis (4 on images), "where:8" times the 8 lowest; with no other free path, a model of convolutions still takes inputs of
-    other sizes. ``paths`` may also be a dict from layer names to free paths; all other layers then stay as they are. A dense layer on
-    flattened maps becomes "pool" and "rest": what it does with the mean over positions, and with the differences from it. In a model of
-    ``lift``, every group convolution becomes a chain: beside it, one path for each smaller group ("turn:c4" breaks c4), and the free path.
+    convolution: "f-fc", "fc", "s-fc", "where", or several joined by "+". "where" is a convolution times the lowest waves of position along
+    each axis (4 on images), "where:8" times the 8 lowest; with no other free path, a model of convolutions still takes inputs of other
+    sizes. "auto" is "f-fc", or "where" if f-fc would add more than 20 million weights to the model. ``paths`` may also be a dict from layer
+    names to free paths; all other layers then stay as they are. A dense layer on flattened maps becomes "pool" and "rest": what it does
+    with the mean over positions, and with the differences from it. In a model of ``lift``, every group convolution becomes a chain: beside
+    it stand one path for each smaller group ("turn:c4" breaks c4), and the free path.
 
     ``keep`` names layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly
     before it. Scales and shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and
@@ -123,30 +125,11 @@ def relax(
     example = example.to(next(model.parameters()))
     relaxed = copy.deepcopy(model)
     seen = observed(relaxed, example)
+    if paths == "auto":
+        paths = fitting(seen.of(module) for module in relaxed.modules() if isinstance(module, (*CONVOLUTIONS, Relaxed)))
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
-    norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
-    folded = {
-        name
-        for name, m in norms.items()
-        if fold and type(m) in BATCH and not held & {m, seen.of(m).after} and _fold(relaxed, m, seen)
-    }
-    notes = []
-    over_group = {name: m for name, m in modules.items() if isinstance(m, Relaxed)}  # of a lifted model
-    inside = {part for layer in over_group.values() for part in layer.modules() if part is not layer}
-    for name, module in modules.items():
-        if module in inside:
-            continue
-        if name in over_group:
-            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
-        elif name in folded:
-            notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
-        elif isinstance(module, LAYERS):
-            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
-        elif type(module) in NORMALISATIONS and list(module.parameters()):
-            notes.append(_normalisation(name, module, seen.of(module), learn_normalisation))
-        elif list(module.parameters(recurse=False)) or name in norms:
-            notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+    notes = _converted(relaxed, modules, seen, paths, held, fold, learn_normalisation)
     notes = _put_back(relaxed, example, modules, notes)
     for note in notes:
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
@@ -155,6 +138,39 @@ def relax(
     relaxed.relaxation = Relaxation(tuple(notes), (size, made), factor_bytes(relaxed))  # type: ignore[assignment]
     check(relaxed, example, seen.outputs)
     return relaxed
+
+
+def _converted(
+    relaxed: nn.Module,
+    modules: Mapping[str, nn.Module],
+    seen: Observation,
+    paths: str | Mapping[str, str],
+    held: Collection[nn.Module],
+    fold: bool,
+    learn_normalisation: bool,
+) -> list[LayerNote]:
+    """Relax, fold or freeze the layers of the model in place; what became of each."""
+    norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
+    folded = {
+        name
+        for name, m in norms.items()
+        if fold and type(m) in BATCH and m not in held and seen.of(m).after not in held and _fold(relaxed, m, seen)
+    }
+    notes = []
+    over_group = [m for m in modules.values() if isinstance(m, Relaxed)]  # of a lifted model
+    inside = {part for layer in over_group for part in layer.modules() if part is not layer}
+    for name, module in modules.items():
+        if module in inside:
+            continue
+        if name in folded:
+            notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
+        elif isinstance(module, (*LAYERS, Relaxed)):
+            notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
+        elif type(module) in NORMALISATIONS and list(module.parameters()):
+            notes.append(_normalisation(name, module, seen.of(module), learn_normalisation))
+        elif list(module.parameters(recurse=False)) or name in norms:
+            notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+    return notes
 
 
 def _convert(
@@ -240,6 +256,7 @@ def _uncovered(module: nn.Module, seen: Seen) -> str:
 def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[Relaxed | None, str]:
     """conv(x) as the mean of n conv(x) and of free paths that start at zero, or None; and a note."""
     assert isinstance(conv, CONVOLUTIONS)
+    linear = Conv(*form_of(conv)).to(conv.weight)
     free = free_names(name, conv, wanted)
     if len(seen.in_shape) != len(conv.kernel_size) + 1:
         raise ValueError(f"{name} saw an input without a batch, {seen.in_shape}: example must be a batch (B, ...)")
@@ -247,7 +264,6 @@ def _relaxed_conv(name: str, conv: nn.Module, seen: Seen, wanted: str) -> tuple[
         return None, "has only one output position, so it shares no weights"
     if "s-fc" in free and len(conv.kernel_size) > 2:
         return None, "s-fc is for sequences and images: name it in paths with f-fc, fc or where"
-    linear = Conv(*form_of(conv)).to(conv.weight)
     with torch.device("meta"):
         size = sum(factor_bytes(free_path(path, linear, seen)) for path in free)
     if size > LARGEST_FACTORS:
