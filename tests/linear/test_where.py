@@ -11,7 +11,7 @@ from torch.func import functional_call
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Centred, Dense, Pool
 from autosym.linear.plain import matrix_of
-from autosym.linear.where import Where, WhereBias, fitting_waves, frequencies, waves_on
+from autosym.linear.where import Where, WhereBias, first_waves, fitting_waves, frequencies, waves_on
 from autosym.nn import layers, nets
 from autosym.nn.layers import Affine, Relaxed
 from factories import PATHS
@@ -34,7 +34,7 @@ def moved(x, shift):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_all_waves_and_the_constant_are_an_orthonormal_basis(size):
     positions = math.prod(size)
-    phi = waves_on(size, positions - 1, DOUBLE).flatten(1)
+    phi = waves_on(size, first_waves(size, positions - 1), DOUBLE).flatten(1)
     assert len(phi) == positions - 1
     torch.testing.assert_close(phi @ phi.mT / positions, torch.eye(positions - 1, dtype=torch.float64), rtol=0, atol=1e-14)
     assert phi.mean(1).abs().max() < 1e-15
@@ -44,7 +44,7 @@ def test_the_lowest_come_first_and_directions_alike():
     assert [f for f, _ in frequencies((8, 8), 8)][:6] == [(1, 0), (0, 1), (1, 1), (1, -1), (2, 0), (0, 2)]
     row, column = torch.meshgrid(*2 * [torch.arange(8, dtype=torch.float64) * 2 * math.pi / 8], indexing="ij")
     expected = math.sqrt(2) * torch.stack([row.cos(), row.sin(), column.cos(), column.sin()])
-    torch.testing.assert_close(waves_on((8, 8), 4, DOUBLE), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(waves_on((8, 8), first_waves((8, 8), 4), DOUBLE), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_how_many_waves_fit(size, wanted, count):
 def test_shifts_map_whole_frequencies_onto_themselves(size):
     positions = math.prod(size)
     count = fitting_waves(size, min(8, positions - 1))
-    phi = waves_on(size, count, DOUBLE)
+    phi = waves_on(size, first_waves(size, count), DOUBLE)
     for shift in shifts(size):
         there = moved(phi, shift).flatten(1)
         back = there @ phi.flatten(1).mT / positions @ phi.flatten(1)
@@ -79,15 +79,15 @@ def test_shifts_map_whole_frequencies_onto_themselves(size):
 
 
 def test_waves_are_cached_but_not_those_of_a_trace_or_of_inference():
-    assert waves_on((4, 4), 4, DOUBLE) is waves_on((4, 4), 4, DOUBLE)
+    assert waves_on((4, 4), first_waves((4, 4), 4), DOUBLE) is waves_on((4, 4), first_waves((4, 4), 4), DOUBLE)
     with torch.inference_mode():
-        first = waves_on((4, 7), 4, DOUBLE)
+        first = waves_on((4, 7), first_waves((4, 7), 4), DOUBLE)
     assert not first.is_inference()
     path = Where(2, 3, (5, 9), 4)
     exported = torch.export.export(path, (torch.randn(2, 2, 5, 9),))
     x = torch.randn(2, 2, 5, 9)
     torch.testing.assert_close(exported.module()(x), path(x))
-    assert type(waves_on((5, 9), 4, torch.zeros(()))) is torch.Tensor
+    assert type(waves_on((5, 9), first_waves((5, 9), 4), torch.zeros(()))) is torch.Tensor
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_waves_are_cached_but_not_those_of_a_trace_or_of_inference():
         (lambda: Where(1, 1, (1, 1), 1), "has 0 waves, not 1: leave out the path"),
         (lambda: Where(1, 1, (8, 8), 5), "5 waves on a map of 8x8 would have a cosine without its sine: take 4"),
         (lambda: WhereBias((2, 8), 1), "cosine without its sine: take 2"),
-        (lambda: Where(1, 1, (5, 5), 4)(torch.zeros(1, 1, 1, 3)), "a map of 1x3 has 2 waves, not 4"),
+        (lambda: Where(1, 1, (5, 5), 4)(torch.zeros(1, 1, 1, 3)), r"a map of 1x3 has no cosine of frequency \(1, 0\)"),
         (lambda: nets.build("where:1+conv", (1, 4, 4), 2, 1, (1,), (1,)), "1 waves on a map of 4x4 .* take 2"),
         (
             lambda: nets.build("where", (1, 4, 4), 2, 1, (1, 1), (2, 2)),
@@ -320,3 +320,23 @@ def test_a_block_of_one_position_has_no_waves():
     assert [[*block] for block in net.blocks] == [["conv", "where:8"]] * 3 + [["conv"]]
     assert [block["where:8"].linear.waves for block in net.blocks[:3]] == [8, 8, 3]
     assert [layers.waves_of(name) for name in ("where:8", "where", "where:x", "gconv:c4", "where:0")] == [8] + [None] * 4
+
+
+def test_waves_of_a_path_stay_the_same_functions_on_other_sizes():
+    """Made for 2x2 maps, whose waves are cosines only; on 4x4 maps the second must still vary along the width alone."""
+    path = Where(1, 1, (2, 2), 2)
+    path.weight.data.zero_()
+    path.weight.data[1, 0, 4] = 1.0
+    bias = WhereBias((1, 2, 2), 2)
+    bias.weight.data[1] = 1.0
+    for y in (path(torch.ones(1, 1, 4, 4)), bias(torch.ones(1, 1, 4, 4))):
+        torch.testing.assert_close(y[0, 0], 2**0.5 * torch.tensor([1.0, 0.0, -1.0, 0.0]).expand(4, 4), rtol=0, atol=1e-6)
+    for made, size, lost in (((8, 8), (8, 2), "sine of frequency"), ((8, 8), (1, 8), "no cosine of frequency")):
+        with pytest.raises(ValueError, match=lost):
+            Where(1, 1, made, 4)(torch.ones(1, 1, *size))
+
+
+def test_the_gram_of_waves_made_for_other_sizes():
+    path, x = Where(2, 3, (2, 4), 3).double(), torch.randn(3, 2, 4, 8, dtype=torch.float64)
+    columns = path.columns(x).flatten(0, 1)
+    torch.testing.assert_close(path.gram(x), torch.einsum("ski,skj->kij", columns, columns))

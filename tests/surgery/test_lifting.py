@@ -1,4 +1,5 @@
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_a_part_of_a_network_does_not_reuse_an_old_choice():
     copied = copy.deepcopy(lifted)
     assert copied.layer2.conv1[1].grids is copied.layer2.downsample[0][1].grids is not lifted.layer2.conv1[1].grids
     torch.testing.assert_close(copied(x), lifted(x), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="downsamples maps of 8x8 here, got 12x12: lift it for such images"):
+    with pytest.raises(ValueError, match="lifted for inputs of 8x8, got 12x12"):
         lifted(torch.randn(1, 1, 12, 12, dtype=torch.float64))
 
 
@@ -323,3 +324,35 @@ def test_flips_take_rectangles():
     x = torch.randn(2, 3, 8, 12, dtype=torch.float64)
     autosym.assert_equivariant(noisy(autosym.lift(model, x, "flip-horizontal")), "flip-horizontal", x, 1e-11)
     autosym.assert_equivariant(noisy(autosym.lift(model, x, "translations")), "translations", x, 1e-12)
+
+
+@pytest.mark.parametrize("group", ["c4", "translations"])
+def test_a_lifted_network_refuses_images_of_another_size(group):
+    model, x = built("resnet")
+    lifted = autosym.lift(model, x, group)
+    hard = [autosym.harden(lifted, (x, torch.arange(len(x)) % 3))] if group == "c4" else []
+    for one in (lifted, copy.deepcopy(lifted), *hard):
+        with pytest.raises(ValueError, match=r"this model was lifted for inputs of 8x8, got 4x4: resize them"):
+            one(x[..., :4, :4])
+
+
+@pytest.mark.parametrize("group", ["c4", "translations"])
+def test_lifted_networks_run_in_several_threads_at_once(group):
+    """Branches share the choice of a grid: each thread must have its own."""
+    model, x = built("resnet")
+    lifted = noisy(autosym.lift(model, x, group))
+    inputs = [torch.randn_like(x) for _ in range(8)]
+    with torch.no_grad():
+        expected = [lifted(each) for each in inputs]
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda each: lifted(each).detach(), inputs))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_hardened_lifted_networks_export_with_any_batch():
+    model, x = built("resnet")
+    plain = autosym.harden(autosym.lift(model, x, "c4"), (x, torch.arange(len(x)) % 3))
+    exported = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    torch.testing.assert_close(exported(x[:3]), plain(x[:3]), rtol=0, atol=1e-11)

@@ -143,3 +143,16 @@ def test_a_subclass_that_was_frozen_or_is_to_stay_is_left_as_it_is():
     assert autosym.relax(model, x, paths={"0": "f-fc"}).relaxation.names("relaxed") == ("0",)
     model[0].gain.requires_grad_(False)
     assert "partly frozen" in autosym.relax(model, x).relaxation.layers[0].note
+
+
+def test_a_layer_that_pads_by_the_size_of_its_input_is_of_one_size():
+    class Same(nn.Conv2d):
+        def forward(self, x):
+            total = [max((-(-n // 2) - 1) * 2 + 3 - n, 0) for n in x.shape[-2:]]
+            sides = [s for t in reversed(total) for s in (t // 2, t - t // 2)]
+            return F.conv2d(F.pad(x, sides), self.weight, self.bias, self.stride)
+
+    model = nn.Sequential(Same(1, 2, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    relaxed = autosym.relax(model, torch.randn(4, 1, 8, 8), paths="where")
+    with pytest.raises(ValueError, match="relaxed for inputs of 8x8, got 9x9"):
+        relaxed(torch.randn(4, 1, 9, 9))

@@ -25,7 +25,7 @@ def test_how_many_waves_relax_takes_and_the_note_of_fewer():
     assert waves(found) == {"conv1.where:20.linear": 20, "conv2.where:20.linear": 15}
     notes = {note.layer: note.note for note in found.relaxation.layers}
     assert "waves" not in notes["conv1"]
-    assert notes["conv2"].endswith("15 waves for where:20: the map has no more whole ones")
+    assert notes["conv2"].endswith("15 waves for where:20: a cosine goes with its sine, and the map has no more")
     sequences, x = built("conv1d")
     assert set(waves(autosym.relax(sequences, x, "where")).values()) == {2}
     volumes, x = built("conv3d")
@@ -197,3 +197,10 @@ def test_the_default_is_waves_where_factored_paths_would_be_too_large(most, path
     assert [tuple(model[i]) for i in (0, 2)] == [("conv", path)] * 2
     weights = sum(p.numel() for name, p in model.named_parameters() if "theta" in name)
     assert weights in (0, 3 * 1 * 2 * 36 + 4 * 3 * 2 * 36)
+
+
+@pytest.mark.parametrize("paths", ["where+where:8", "where:2+where:4"])
+def test_waves_stand_beside_a_convolution_once(paths):
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Flatten(), nn.Linear(108, 2))
+    with pytest.raises(ValueError, match="join different ones"):
+        autosym.relax(net, torch.randn(2, 1, 6, 6), paths)

@@ -13,7 +13,7 @@ A convolution and all HW - 1 waves are a locally connected layer.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice, product
 from typing import Any
@@ -30,8 +30,8 @@ from autosym.linear.plain import Modulated
 class Where(Conv):
     """y(p) = sum_k phi_k(p) (W_k * x)(p) with ``waves`` cosines and sines phi_k of the output torus; K = waves x groups blocks.
 
-    ``size`` is the size of the output map that it is made for. phi follows the size of the map in the forward pass, so inputs of
-    other sizes are taken too. Other arguments are as for ``Conv``. Columns are phi_k(s) patch(s); ``place`` sums over k.
+    ``size`` is the size of the output map that it is made for. Inputs of other sizes are taken too, if their maps have the same waves.
+    Other arguments are as for ``Conv``. Columns are phi_k(s) patch(s); ``place`` sums over k.
     """
 
     keeps = NOTHING
@@ -42,7 +42,7 @@ class Where(Conv):
         groups, out, fan_in = self.weight.shape
         bound = math.sqrt(6 / (fan_in * waves))  # the sum over waves then has the variance of one convolution
         self.weight = nn.Parameter(torch.empty(waves * groups, out, fan_in).uniform_(-bound, bound))
-        self.size_made_for, self.waves = tuple(size), waves
+        self.size_made_for, self.waves, self.kinds = tuple(size), waves, first_waves(size, waves)
 
     @classmethod
     def beside(cls, conv: Conv, out_shape: Sequence[int], waves: int) -> "Where":
@@ -59,17 +59,18 @@ class Where(Conv):
 
         The squares of a cosine and its sine add up to 2, that of a Nyquist wave is 1: the rest follows from the convolution's own.
         """
-        whole, phi = super().gram(x), self.phi(x).flatten(1)
+        whole, phi, size = super().gram(x), self.phi(x).flatten(1), self.out_size(x.shape[2:])
         seen = self._rows_of_patches(x).unflatten(2, (len(x), -1))
         blocks: list[Tensor] = []
-        for _, alone in frequencies(self.out_size(x.shape[2:]), self.waves):
-            if len(blocks) < self.waves and alone:
+        for (frequency, sine), wave in zip(self.kinds, phi, strict=True):
+            if sine:
+                blocks.append(2 * whole - blocks[-1])
+            elif is_nyquist(frequency, size):
                 blocks.append(whole)
-            elif len(blocks) < self.waves:
-                t = (seen * phi[len(blocks)]).flatten(2)
-                cosine = t @ t.mT
-                blocks += [cosine, 2 * whole - cosine]
-        return torch.cat(blocks[: self.waves])
+            else:
+                t = (seen * wave).flatten(2)
+                blocks.append(t @ t.mT)
+        return torch.cat(blocks)
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
         return super().place(h.unflatten(2, (self.waves, self.groups)).sum(2), x)
@@ -87,15 +88,15 @@ class Where(Conv):
 
     def plain(self, in_shape: Sequence[int] | None) -> Modulated:
         size = self.size_made_for if in_shape is None else self.out_size(in_shape[1:])
-        return Modulated(self.convolution(), waves_on(size, self.waves, self.weight))
+        return Modulated(self.convolution(), waves_on(size, self.kinds, self.weight))
 
     def phi(self, x: Tensor) -> Tensor:
         """The waves on the output map for an input x: (K, *size)."""
-        return waves_on(self.out_size(x.shape[2:]), self.waves, x)
+        return waves_on(self.out_size(x.shape[2:]), self.kinds, x)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.convolved(x, self.filters())
-        return modulated(y, waves_on(tuple(y.shape[2:]), self.waves, y), self.groups)
+        return modulated(y, waves_on(tuple(y.shape[2:]), self.kinds, y), self.groups)
 
 
 class WhereBias(Bias):
@@ -108,7 +109,7 @@ class WhereBias(Bias):
         super().__init__((out_shape[0], *(1 for _ in out_shape[1:])), out_shape)
         check_waves(out_shape[1:], waves)
         self.weight = nn.Parameter(torch.zeros(waves, out_shape[0], 1))
-        self.waves = waves
+        self.waves, self.kinds = waves, first_waves(out_shape[1:], waves)
 
     def columns(self, x: Tensor) -> Tensor:
         return x.new_ones(len(x), 1, self.waves, 1)
@@ -126,10 +127,10 @@ class WhereBias(Bias):
         return self._values(self._phi(x)).expand(len(x), *(-1 for _ in self.out_shape))
 
     def values(self) -> Tensor:
-        return self._values(waves_on(self.out_shape[1:], self.waves, self.weight))
+        return self._values(waves_on(self.out_shape[1:], self.kinds, self.weight))
 
     def _phi(self, x: Tensor) -> Tensor:
-        return waves_on(tuple(x.shape[2:]), self.waves, x)
+        return waves_on(tuple(x.shape[2:]), self.kinds, x)
 
     def _values(self, phi: Tensor) -> Tensor:
         return (self.weight[:, :, 0].mT @ phi.flatten(1)).unflatten(1, phi.shape[1:])
@@ -143,30 +144,43 @@ def modulated(y: Tensor, phi: Tensor, groups: int = 1) -> Tensor:
 # ---- waves
 
 
-def waves_on(size: Sequence[int], count: int, like: Tensor) -> Tensor:
-    """The first ``count`` waves on a map: (count, *size), of the type and device of ``like``; mean 0 and mean square 1 over positions."""
+Wave = tuple[tuple[int, ...], bool]  # its frequency, in cycles along each axis, and whether it is the sine
+
+
+def first_waves(size: Sequence[int], count: int) -> tuple[Wave, ...]:
+    """The first ``count`` waves on a map of ``size``: each cosine, then its sine if it has one."""
+    each = ((f, sine) for f, alone in frequencies(tuple(size), count) for sine in ((False,) if alone else (False, True)))
+    return tuple(islice(each, count))
+
+
+def waves_on(size: Sequence[int], kinds: tuple[Wave, ...], like: Tensor) -> Tensor:
+    """These waves on a map: (count, *size), of the type and device of ``like``; mean 0 and mean square 1 over positions."""
     traced = torch.compiler.is_compiling()  # e.g. by torch.export: the cache must not keep a tensor of the trace
-    return (_waves.__wrapped__ if traced else _waves)(tuple(size), count, like.dtype, like.device)
+    return (_waves.__wrapped__ if traced else _waves)(tuple(size), kinds, like.dtype, like.device)
 
 
 @lru_cache(maxsize=256)
-def _waves(size: tuple[int, ...], count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    check_waves(size, count, whole=False)  # a path made for a Nyquist frequency has half of a pair on larger maps
+def _waves(size: tuple[int, ...], kinds: tuple[Wave, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    for frequency, sine in kinds:  # a path made for another size: the waves stay the same functions, or there are none
+        if any(2 * abs(f) > n for f, n in zip(frequency, size, strict=True)) or (sine and is_nyquist(frequency, size)):
+            raise ValueError(
+                f"a map of {'x'.join(map(str, size))} has no {'sine' if sine else 'cosine'} of frequency {frequency}, which this path was "
+                "made with: use larger inputs, or relax the model for inputs of this size"
+            )
     with torch.inference_mode(False), torch.device("cpu"):  # what is cached serves training too
         axes = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) / n for n in size), indexing="ij")
-        found = torch.stack(list(islice(_each_wave(size, count, axes), count)))
-        return found.to(device, dtype)
+        return torch.stack([_wave(size, axes, *kind) for kind in kinds]).to(device, dtype)
 
 
-def _each_wave(size: tuple[int, ...], count: int, axes: Sequence[Tensor]) -> Iterator[Tensor]:
-    for frequency, alone in frequencies(size, count):
-        phase = 2 * math.pi * sum(f * p for f, p in zip(frequency, axes, strict=True))
-        assert isinstance(phase, Tensor)
-        if alone:
-            yield phase.cos()  # 1 and -1 in turn
-        else:
-            yield math.sqrt(2) * phase.cos()
-            yield math.sqrt(2) * phase.sin()
+def _wave(size: tuple[int, ...], axes: Sequence[Tensor], frequency: tuple[int, ...], sine: bool) -> Tensor:
+    phase = 2 * math.pi * sum(f * p for f, p in zip(frequency, axes, strict=True))
+    assert isinstance(phase, Tensor)
+    return (phase.sin() if sine else phase.cos()) * (1 if is_nyquist(frequency, size) else math.sqrt(2))
+
+
+def is_nyquist(frequency: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether f and -f are the same on this map: its cosine is 1 and -1 in turn, and it has no sine."""
+    return all(2 * f % n == 0 for f, n in zip(frequency, size, strict=True))
 
 
 @lru_cache(maxsize=256)
@@ -196,14 +210,14 @@ def fitting_waves(size: Sequence[int], wanted: int | None = None) -> int:
     return count
 
 
-def check_waves(size: Sequence[int], count: int, whole: bool = True) -> None:
+def check_waves(size: Sequence[int], count: int) -> None:
     """Refuse more waves than a map has, none, and a cosine without its sine: shifts would map it out of the path."""
     size = tuple(size)
     most = math.prod(size) - 1
     if not 1 <= count <= most:
         how = f"take at most {most}" if most > 0 else "leave out the path that depends on position"
         raise ValueError(f"a map of {'x'.join(map(str, size))} has {most} waves, not {count}: {how}")
-    if whole and (fits := fitting_waves(size, count)) != count:
+    if (fits := fitting_waves(size, count)) != count:
         raise ValueError(
             f"{count} waves on a map of {'x'.join(map(str, size))} would have a cosine without its sine: take {fits or fits + 2}"
         )

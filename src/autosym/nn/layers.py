@@ -277,7 +277,7 @@ def largest_grid(y: Tensor, stride: int) -> Tensor:
     height, width = y.shape[-2:]
     if height % stride or width % stride:
         raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
-    maps = y.detach().reshape(len(y), -1, height, width)
+    maps = y.detach().reshape(y.shape[0], -1, height, width)
     norms = torch.linalg.vector_norm(maps, dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
     return torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)
 
@@ -285,7 +285,7 @@ def largest_grid(y: Tensor, stride: int) -> Tensor:
 def on_grid(y: Tensor, stride: int, chosen: Tensor) -> Tensor:
     """Of (B, ..., H, W) the polyphase grid that was chosen for each sample, (B,): (B, ..., H/stride, W/stride)."""
     height, width = y.shape[-2:]
-    maps = y.reshape(len(y), -1, height, width)
+    maps = y.reshape(y.shape[0], -1, height, width)  # len() would fix the batch in torch.export
     traced = torch.compiler.is_compiling()  # e.g. by torch.export: the cache must not keep a tensor of the trace
     positions = (_grids.__wrapped__ if traced else _grids)(height, width, stride, y.device)[chosen]
     kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))

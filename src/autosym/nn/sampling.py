@@ -4,6 +4,8 @@ A shift of the input by one pixel moves some grids by one position, and others n
 therefore keep the same grid of every sample, or their sum follows no shift. Turns need no common choice: they map grids onto grids.
 """
 
+import threading
+
 from torch import Tensor, nn
 
 from autosym.nn.layers import largest_grid, on_grid
@@ -11,8 +13,8 @@ from autosym.nn.layers import largest_grid, on_grid
 Key = tuple[int, int, int]  # height, width and stride
 
 
-class Grids:
-    """The grids that were chosen in this forward pass, by size of the map and stride, and who has read them."""
+class Grids(threading.local):
+    """The grids that were chosen in this forward pass, by size of the map and stride, and who has read them; apart for every thread."""
 
     def __init__(self) -> None:
         self.chosen: dict[Key, Tensor] = {}
@@ -22,8 +24,8 @@ class Grids:
         memo[id(self)] = copied = Grids()  # one for all layers of the copy, without the last pass
         return copied
 
-    def __getstate__(self) -> dict:
-        return {"chosen": {}, "read": {}}
+    def __reduce__(self) -> tuple:
+        return Grids, ()
 
 
 class Downsample(nn.Module):

@@ -1,5 +1,7 @@
 """A relaxed model computes what the given one did: checked on the example, and before anybody fits it."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,22 @@ from autosym.surgery.observation import observe
 ROUNDING = (
     1000  # in units of the precision of outputs: models, or layers, whose outputs differ by more compute different functions
 )
+
+
+@dataclass(frozen=True)
+class OfSize:
+    """A hook before a model's forward(): it takes inputs of one size only, as layers were made for that."""
+
+    size: tuple[int, ...]
+    made: str
+
+    def __call__(self, module: nn.Module, args: tuple) -> None:
+        found = tuple(args[0].shape[2:]) if args and isinstance(args[0], Tensor) else self.size
+        if found != self.size:
+            sizes = ["x".join(map(str, size)) for size in (self.size, found)]
+            raise ValueError(
+                f"this model was {self.made} for inputs of {sizes[0]}, got {sizes[1]}: resize them, or make it for that size"
+            )
 
 
 def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

@@ -36,7 +36,8 @@ def fitting(convolutions: Iterable[Seen]) -> str:
 def free_names(name: str, layer: nn.Module, wanted: str) -> list[str]:
     """The free paths that are joined by '+'."""
     free = wanted.split("+")
-    if any(not is_free(path) for path in free) or len(set(free)) < len(free):
+    kinds = [path.partition(":")[0] for path in free]  # where and where:8 have waves in common
+    if any(not is_free(path) for path in free) or len(set(kinds)) < len(free):
         raise ValueError(
             f"{name} ({type(layer).__name__}) cannot have the paths {wanted!r}: join different ones of {', '.join(FREE)} by '+' "
             "(where:8 is where with 8 waves), or leave the choice for all layers to paths='auto'"
@@ -79,7 +80,7 @@ def fewer_waves(made: Mapping[str, nn.Module]) -> Iterator[str]:
     for name, path in made.items():
         wanted, linear = layers.waves_of(name), getattr(path, "linear", None)
         if wanted is not None and isinstance(linear, Where) and linear.waves < wanted:
-            yield f"{linear.waves} waves for {name}: the map has no more whole ones"
+            yield f"{linear.waves} waves for {name}: a cosine goes with its sine, and the map has no more"
 
 
 def factor_bytes(path: nn.Module) -> int:

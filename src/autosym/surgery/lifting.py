@@ -27,7 +27,7 @@ from autosym.nn.layers import Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import check_module
 from autosym.runtime.tables import table
-from autosym.surgery.checking import replace
+from autosym.surgery.checking import OfSize, replace
 from autosym.surgery.flow import FIELDS, INVARIANT, Flow, Trace
 from autosym.surgery.function_calls import pools_as_modules
 from autosym.surgery.over_group import KEPT, POOLS, WHY, Made, OverGroup
@@ -130,6 +130,7 @@ def _lifted(
         module.training = training.get(module, model.training)
     sizes = tuple(sum(p.numel() for p in m.parameters()) for m in (model, lifted))
     name = "translations" if group is None else group.name
+    lifted.register_forward_pre_hook(OfSize(tuple(example.shape[2:]), "lifted"))
     lifted.lifting = Lifting(name, notes, (sizes[0], sizes[1]))  # type: ignore[assignment]
     return lifted
 

@@ -2,7 +2,7 @@
 
     1/n sum_i (W_i x + b_i)  =  (1/n sum_i W_i) x + 1/n sum_i b_i
 
-Five small modules below cover what torch has no layer for. All export with ``torch.export`` and to ONNX.
+Six small modules below cover what torch has no layer for. All export with ``torch.export`` and to ONNX.
 """
 
 import math

@@ -33,6 +33,7 @@ class Read:
     layer: nn.Module | None
     note: str
     runs: bool = True
+    one_size: bool = False  # whether it padded by itself, which depends on the size of its input
 
 
 class _Calls(TorchFunctionMode):
@@ -71,7 +72,7 @@ def read(layer: nn.Module, x: Tensor) -> Read:
             return not_read
     symmetric = kind is nn.Linear or tuple(plain._reversed_padding_repeated_twice) == _sides(plain.padding)
     own = f", padded as for maps {tuple(x.shape[2:])}" if any(sides) else ""
-    return Read(plain, f"the present weights of {name}{own}", symmetric)
+    return Read(plain, f"the present weights of {name}{own}", symmetric, any(sides))
 
 
 def as_convolution(linear: Any, seen: Seen) -> tuple[nn.Module, Seen]:

@@ -29,7 +29,7 @@ from autosym.nn.layers import Affine, Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.tables import table
 from autosym.surgery.chains import relaxed_lifted
-from autosym.surgery.checking import check, replace
+from autosym.surgery.checking import OfSize, check, replace
 from autosym.surgery.free_paths import (
     LARGEST_FACTORS,
     approximate,
@@ -55,6 +55,7 @@ class LayerNote:
     outcome: str
     paths: tuple[str, ...]
     note: str
+    one_size: bool = False  # whether it computes the same as before for inputs of this size only
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Relaxation:
 
     def _nothing(self) -> Iterator[str]:
         """What to do if no layer was relaxed."""
-        if not self.names("relaxed") and not {kind.__name__ for kind in CONVOLUTIONS} & {note.kind for note in self.layers}:
+        kinds = {kind.__name__ for kind in (*CONVOLUTIONS, Relaxed)}
+        if not self.names("relaxed") and not kinds & {note.kind for note in self.layers}:
             yield "No layer was relaxed: relax frees convolutions (Conv1d, Conv2d, Conv3d) and dense layers on their maps."
             yield "This model has none: give it a network with convolutions, or build one with autosym.nn.build."
         elif not self.names("relaxed"):
@@ -136,6 +138,8 @@ def relax(
             raise ValueError(f"{note.layer} ({note.kind}) cannot be relaxed: {note.note}; leave it out of paths")
     size, made = (sum(p.numel() for p in m.parameters()) for m in (model, relaxed))
     relaxed.relaxation = Relaxation(tuple(notes), (size, made), factor_bytes(relaxed))  # type: ignore[assignment]
+    if any(note.one_size for note in notes):
+        relaxed.register_forward_pre_hook(OfSize(tuple(example.shape[2:]), "relaxed"))
     check(relaxed, example, seen.outputs)
     return relaxed
 
@@ -205,7 +209,7 @@ def _convert(
         made.channels_last = seen.last
     new = made or (own.layer if own.runs else _conv(own.layer, seen, 1))
     replace(model, module, new.to(next(own.layer.parameters())).train(module.training))
-    return LayerNote(name, kind, "kept" if made is None else "relaxed", tuple(made or ()), note)
+    return LayerNote(name, kind, "kept" if made is None else "relaxed", tuple(made or ()), note, own.one_size)
 
 
 def _conv(conv: nn.Module, seen: Seen, scale: int, path: Path | None = None) -> nn.Module:

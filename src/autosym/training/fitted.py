@@ -164,11 +164,13 @@ class Fit:
         With the ``data`` of the fit it is that of the whole network, by its own number of draws; without them that of Kronecker factors.
         What is said of y goes by ``scale`` times the covariance. By default that is 1, but not for classes, where 1 is far too timid: with
         ``data`` leave-one-out chooses scale and temperature (``evidence.posterior.tuned``), without them the probabilities are the point
-        estimate's (scale 0).
+        estimate's (scale 0). With ``data`` the mean of the posterior is not the point estimate, so scale 0 is not either.
         """
         self.check_weights()
-        if scale is not None and not 0 <= scale < math.inf:
-            raise ValueError(f"scale must be finite and not negative, got {scale}: 0 is the point estimate, 1 the posterior")
+        if scale is not None and not (isinstance(scale, (int, float)) and 0 <= scale < math.inf):
+            raise ValueError(
+                f"scale must be a number, finite and not negative, got {scale!r}: 0 is the posterior's mean alone, 1 the posterior"
+            )
         of_classes = classes(self.likelihood, self.laplace.outputs) is not None
         if data is not None:
             at = (self.model, data, self.laplace, self.prior)

@@ -100,6 +100,10 @@ def fit(
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     schedule, seed = Schedule.of(schedule, changes), operator.index(seed)
+    if curvature == "whole" and (schedule.kernel is not None or math.isfinite(nu)):
+        raise ValueError(
+            "the evidence of the whole network is for Gaussian priors and not for kernels: leave out curvature, or kernel and nu"
+        )
     run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)
     if checkpoint:
         run.state.config["checksum of the data"] = checksum(data)
