@@ -285,7 +285,9 @@ def test_nothing_is_said_to_be_learned_at_the_evidence_of_guessing():
         "Nothing is established yet: the log evidence, -1.109 nats per sample, is not better than guessing one of 3 classes "
         "(-1.099), though accuracy may be better; train longer, or on more data."
     )
-    assert [layer["words"] for layer in guessed["layers"]] == ["is part of a network that tells no classes apart"] * 2
+    assert [layer["words"] for layer in guessed["layers"]] == [
+        "is part of a network whose evidence is not above that of guessing"
+    ] * 2
     assert guessed["rule"] == ""
     assert shown(said_of(chance, schedule={"step": "none"})).startswith("Symmetry was not learned")
     for unknown in ({"likelihood": "gaussian"}, {"outputs": None}, {"evidence": None}, {"samples": None}):

@@ -121,6 +121,17 @@ def test_a_loss_is_near_guessing_beyond_half_of_the_way(trained):
         assert bool(guarding.lost(run, 0.1 + part * way)) is collapsed, part
 
 
+def test_more_evidence_than_the_last_step_is_no_excuse_if_the_start_had_more(trained, monkeypatch):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01))
+    starting.begin(run)
+    run.progress.keep(run.state.snapshot(1, -1e9))
+    started, guess = run.progress.start.log_evidence, run.progress.start.guess
+    for more, collapsed in ((-1.0, True), (1.0, False)):
+        run.progress.low = 0.1
+        monkeypatch.setattr(guarding, "_evidence", lambda run, more=more: started + more)
+        assert bool(guarding.lost(run, guess)) is collapsed
+
+
 def test_a_loss_near_guessing_is_no_collapse_if_the_evidence_is_more():
     """Labels at random: to forget them is right, and the run may end there."""
     torch.manual_seed(0)

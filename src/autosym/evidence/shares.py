@@ -137,6 +137,12 @@ class Symmetry:
             )
         return "\n".join([*said, *(f"Caution: {caution}" for caution in self.cautions)])
 
+    def _kind(self, path: PathShare) -> str:
+        """A word for what a path is in its layer: free, symmetric, or which group it breaks that another path keeps."""
+        groups = [p.keeps.group for p in self.paths if p.layer == path.layer and p.keeps.group]
+        broken = [group for group in groups if group not in path.keeps]
+        return "free" if not path.symmetric else f"breaks {broken[-1]}" if broken else "symmetric"
+
     def _table(self) -> str:
         if not self.paths and self.relaxed:
             return (
@@ -150,7 +156,7 @@ class Symmetry:
             precision = "  ".join(f"{name} {value:.3g}" for name, value in p.precision.items())
             precision += "".join(f"  (omega of {name}: {value:.3g})" for name, value in p.omega.items())
             count = f"{p.effective_parameters:.1f} / {p.parameters}"
-            rows.append((p.layer, p.path, "symmetric" if p.symmetric else "free", precision, count, f"{p.share:.1%}"))
+            rows.append((p.layer, p.path, self._kind(p), precision, count, f"{p.share:.1%}"))
         broken = [f"{share:.1%} {'free' if name == 'free' else f'break {name}'}" for name, share in self.broken().items()]
         said = [f"of all effective parameters: {', '.join(broken)}"] if broken else []
         if not self.simplified and self.optional() and max(self.broken().values(), default=0.0) >= WHOLE:

@@ -65,7 +65,7 @@ def predicate(some: Sequence[LayerVerdict]) -> str:
         case "constant":
             return f"became constant in space, by {its} lengthscales"
         case "guess":
-            return f"{are} part of a network that tells no classes apart"
+            return f"{are} part of a network whose evidence is not above that of guessing"
         case "failed":
             return f"{are} part of a network whose evidence must not be used"
         case "unused":

@@ -104,7 +104,7 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
             "or a Fit with learned precisions, as autosym.fit returns"
         )
     if not any(isinstance(module, LAYERS) for module in model.modules()):
-        raise ValueError("the model has no autosym path, so there is nothing to harden: it is plain torch already")
+        raise ValueError("the model has no autosym path, so there is nothing to harden: use it as it is")
     if isinstance(fitted, Fit):
         fitted.check_weights()
     refuse_batch_dependence(model)

@@ -86,7 +86,7 @@ def lift(
     are not turned copies of each other, so the projection does not compute what the network did: train it again.
 
     **Translations.** Padding becomes circular, a stride becomes the choice of a polyphase grid, a dense layer on flattened maps becomes
-    its invariant part. Trained weights are kept.
+    its invariant part. Trained weights are kept, but they were trained for other borders and strides: train it on.
 
     ``padding="circular"`` makes padding circular for a group too; it is kept as it is by default. Zeros turn with the image, but do not
     follow shifts. Layers that cannot be lifted are refused by name. ``lifting`` of the returned model says what each layer became.

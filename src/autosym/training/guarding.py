@@ -50,8 +50,9 @@ def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
     gone = processes.agreed(sum(line["effective_parameters"].values())) < 1
     if gone and kept is not None and now < kept:
         return "no effective parameters are left"
-    started = _start(run).log_evidence
-    before = ([] if started is None else [started]) + evidence(progress.lines)
+    before = evidence(
+        progress.lines
+    )  # without the start: a network that has just got free paths falls below it, and comes back
     if before and now < min(before) - max(max(before) - min(before), abs(min(before))):
         return f"the log evidence fell to {now:.0f}"
     return None
