@@ -162,7 +162,7 @@ def test_the_scale_is_of_the_covariance_that_predicts(link):
 @pytest.mark.parametrize("scale", [-0.1, math.inf, math.nan])
 def test_a_scale_without_sense_is_refused(scale):
     fit = at_weights(mlp(5, 4, 3), draw("categorical", 6), "categorical")
-    with pytest.raises(ValueError, match="scale must be finite and not negative"):
+    with pytest.raises(ValueError, match="scale must be a number, finite and not negative"):
         fit.predictive(torch.randn(2, 5).double(), scale=scale)
 
 
