@@ -18,7 +18,7 @@ from autosym.training.snapshots import Start
 from autosym.training.starting import SLOWER, floor
 
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
-HALF = 0.5  # of that way: a loss beyond it for two epochs does not come back by itself, for one it often does
+HALF = 0.5  # of that way: of a model trained before, a loss beyond it for two epochs does not come back by itself, for one it often does
 MOST = 12  # recoveries
 LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
 ENDS = 3  # that a run may have: where training ended, its best snapshot, its start
@@ -33,7 +33,7 @@ def lost(run: Run, loss: float) -> str | None:
     low, progress.low = progress.low, min(progress.low, loss)
     explained = start.guess - low
     last = progress.lines[-1] if progress.lines else {}
-    stays = "recovered" not in last and (last.get("loss") or 0.0) > low + HALF * explained
+    stays = start.explains and "recovered" not in last and (last.get("loss") or 0.0) > low + HALF * explained
     if run.schedule.step == "none" or explained <= start.least or not loss > low + (HALF if stays else NEAR) * explained:
         return None  # without evidence a prior that is held may want it so
     kept = [snapshot.log_evidence for snapshot in progress.snapshots.values() if snapshot.log_evidence is not None]
