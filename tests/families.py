@@ -139,8 +139,11 @@ FAMILIES = {
 # Not visited to the end: with F-FC they take minutes of a core, or more memory than a test should.
 LEFT_OUT = (
     "Big Transfer",
+    "ConvFormer",
     "CSPNet",
     "DarkNet",
+    "EfficientNet-B0",
+    "GhostNet v2",
     "HRNet",
     "Inception v3 and v4",
     "Inception-ResNet",
@@ -150,5 +153,6 @@ LEFT_OUT = (
     "RepViT",
     "ReXNet",
     "SelecSLS",
+    "Single-path NAS",
     "Xception",
 )
