@@ -81,13 +81,17 @@ TASKS = {
     "mnist-place": Task("mnist", "digit+quadrant", 40, False),
     "mnist-turned": Task("turns", "turned", 10, True, "c4"),
     "mnist-upright": Task("turns", "upright", 10, False, "c4"),
+    "mnist-translated": Task("mnist", "translated-mnist", 10, True),
+    "mnist-rotated": Task("mnist", "rotated-mnist", 10, True, "c4"),
 }
 TRANSLATIONS = ("where+conv", "where:8+conv", "f-fc+conv", "conv")
 TURNS = ("gconv:c4+turn:c4", "conv+gconv:c4", "gconv:c4")
+CHAINS = ("where+turn:c4+gconv:c4", "f-fc+conv+gconv:c4")  # the second as in Table 3
 FAMILIES = (
     Family(("digit", "place"), TRANSLATIONS, Shape(12, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8, lr=0.1)),
     Family(("mnist-digit", "mnist-place"), TRANSLATIONS, Shape(10)),
     Family(("mnist-turned", "mnist-upright"), TURNS, Shape(3)),
+    Family(("mnist-translated", "mnist-rotated"), CHAINS, Shape(2)),
 )
 MNIST_IMAGES = 10_000
 
@@ -121,7 +125,7 @@ def digits(cell: Cell, _: Path | None) -> tuple[Pair, Pair]:
 
 
 def mnist(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
-    """MNIST in quadrants, as in Table 1, on fewer images."""
+    """MNIST as in Tables 1 and 3, on fewer images."""
     (x, y), test, _ = images.DATASETS[TASKS[cell.task].question](folder, 2 * cell.seed)
     return (x[:MNIST_IMAGES], y[:MNIST_IMAGES]), test
 

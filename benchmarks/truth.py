@@ -3,6 +3,7 @@
     python benchmarks/truth.py [--jobs 14] [--json]         all cases; writes benchmarks/results/truth.json
     python benchmarks/truth.py --only teacher --limit 4     some of them, printed only
     python benchmarks/truth.py --first-seed 20 --start 0.1  others, with another setting
+    python benchmarks/truth.py --breaking                   with paths that hold only what breaks the symmetry
 
 Six questions, each with data where the answer is yes and data where it is no:
 
@@ -16,7 +17,7 @@ Six questions, each with data where the answer is yes and data where it is no:
 - relaxed: the same of a convolutional network of plain torch, trained on such data and made free by ``relax``.
 
 Networks have a free path and a convolution in every layer (F-FC+CONV), for turned and flipped digits a convolution and one over the
-group. Paths that are worth less than 10 nats are left out (``simplify``). The answer is yes if less than a twentieth of the effective
+group; with ``--breaking`` waves of position and a convolution, or what breaks the group and a convolution over it. Paths that are worth less than 10 nats are left out (``simplify``). The answer is yes if less than a twentieth of the effective
 parameters of the whole network are then in paths that break the symmetry (``network_share``): thresholds that were chosen with other
 seeds (20 to 23). What is in them before is kept too (``fitted``).
 
@@ -177,7 +178,7 @@ def digit_data(case: Case) -> tuple[Tensor, Tensor]:
     return (x - x.mean()) / x.std(), y
 
 
-def answer(case: Case, epochs: int | None = None, start: float | None = None) -> dict:
+def answer(case: Case, epochs: int | None = None, start: float | None = None, breaking: bool = False) -> dict:
     """What ``fit`` says of a case, with its default of ``epochs`` and that of ``nets.build`` of ``start``, if there are no others."""
     number = case.question in REGRESSIONS
     pair = regression_data(case) if number else teacher_data(case) if case.question == "teacher" else digit_data(case)
@@ -199,11 +200,13 @@ def answer(case: Case, epochs: int | None = None, start: float | None = None) ->
         said = evidence[rival] > evidence["conv"]
     else:
         if case.question == "relaxed":
-            net = autosym.relax(trained(*pair), pair[0][:8])
+            net = autosym.relax(trained(*pair), pair[0][:8], paths="where" if breaking else "f-fc")
         elif case.question in GROUPS:
-            net = nets.build(f"conv+gconv:{group}", shape, classes, fields, **GROUP, **started)
+            name = f"turn:{group}+gconv:{group}" if breaking else f"conv+gconv:{group}"
+            net = nets.build(name, shape, classes, fields, **GROUP, **started)
         else:
-            net = nets.build("f-fc+conv", shape, classes, **(QUADRANT if case.question == "quadrant" else TEACHER), **started)
+            sizes = QUADRANT if case.question == "quadrant" else TEACHER
+            net = nets.build("where+conv" if breaking else "f-fc+conv", shape, classes, **sizes, **started)
         fit = autosym.fit(net, pair, **options)
         detail["fitted"] = fit.symmetry().network_share(group)
         simple = autosym.simplify(fit, pair)
@@ -270,12 +273,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many cases only")
     parser.add_argument("--epochs", type=int, help="other than the default of fit")
     parser.add_argument("--start", type=float, help="of paths that break a symmetry, other than the default of nets.build")
+    parser.add_argument("--breaking", action="store_true", default=None, help="with paths that hold only what breaks the symmetry")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of others of these cases: to choose settings by")
     parser.add_argument("--out", type=Path, help="where to write (benchmarks/results/truth.json for a whole run)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout and nothing else there")
     options = parser.parse_args()
-    chosen = [case for case in planted(options.first_seed) if options.only in (None, case.question)][: options.limit]
-    settings = {key: value for key in ("epochs", "start") if (value := getattr(options, key)) is not None}
+    cases = [case for case in planted(options.first_seed) if not (options.breaking and case.compared)]  # no path is compared
+    chosen = [case for case in cases if options.only in (None, case.question)][: options.limit]
+    settings = {key: value for key in ("epochs", "start", "breaking") if (value := getattr(options, key)) is not None}
     out = options.out or (OUT if chosen == planted(FIRST_SEED) and not settings else None)
     lines = out.with_suffix(".jsonl") if out else None
     found = answers(answer, chosen, options.jobs, lines, settings, lambda case: COST[case.question] * case.samples, show)
