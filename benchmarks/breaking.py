@@ -29,7 +29,7 @@ import torch
 
 from autosym.evidence.shares import Symmetry, from_dicts
 from autosym.nn import nets
-from autosym.papers import datasets, images, measuring, quadrant_digits
+from autosym.papers import images, measuring, quadrant_digits
 from autosym.runtime.tables import table
 from autosym.training.schedule import Schedule
 from real import held
@@ -79,18 +79,14 @@ TASKS = {
     "place": Task("digits", "digit+quadrant", 40, False),
     "mnist-digit": Task("mnist", "digit", 10, True),
     "mnist-place": Task("mnist", "digit+quadrant", 40, False),
-    "mnist-turned": Task("turns", "turned", 10, True, "c4"),
-    "mnist-upright": Task("turns", "upright", 10, False, "c4"),
     "mnist-translated": Task("mnist", "translated-mnist", 10, True),
     "mnist-rotated": Task("mnist", "rotated-mnist", 10, True, "c4"),
 }
 TRANSLATIONS = ("where+conv", "where:8+conv", "f-fc+conv", "conv")
-TURNS = ("gconv:c4+turn:c4", "conv+gconv:c4", "gconv:c4")
 CHAINS = ("where+turn:c4+gconv:c4", "f-fc+conv+gconv:c4")  # the second as in Table 3
 FAMILIES = (
     Family(("digit", "place"), TRANSLATIONS, Shape(12, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8, lr=0.1)),
     Family(("mnist-digit", "mnist-place"), TRANSLATIONS, Shape(10)),
-    Family(("mnist-turned", "mnist-upright"), TURNS, Shape(3)),
     Family(("mnist-translated", "mnist-rotated"), CHAINS, Shape(2)),
 )
 MNIST_IMAGES = 10_000
@@ -130,21 +126,7 @@ def mnist(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
     return (x[:MNIST_IMAGES], y[:MNIST_IMAGES]), test
 
 
-def turns(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
-    """MNIST on 32x32 pixels, upright, or each image turned by as many quarter turns as the lot says."""
-    parts = []
-    for part, (x, y) in enumerate(datasets.mnist(folder, download=False)):
-        x, y = datasets.resized(datasets.as_floats(x[:MNIST_IMAGES])), y[:MNIST_IMAGES]
-        drawn = torch.randint(4, (len(x),), generator=torch.Generator().manual_seed(2 * cell.seed + part))
-        for quarter in range(4) if TASKS[cell.task].question == "turned" else ():
-            x[drawn == quarter] = x[drawn == quarter].rot90(quarter, (2, 3))
-        parts.append((x, y))
-    mean, spread = ([float(statistic)] for statistic in (parts[0][0].mean(), parts[0][0].std()))
-    train, test = ((datasets.normalised(x, mean, spread), y) for x, y in parts)
-    return train, test
-
-
-SOURCES = {"digits": digits, "mnist": mnist, "turns": turns}
+SOURCES = {"digits": digits, "mnist": mnist}
 
 
 def run(cell: Cell, data: Path | None, work: Path) -> dict[str, Any]:

@@ -273,7 +273,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many cases only")
     parser.add_argument("--epochs", type=int, help="other than the default of fit")
     parser.add_argument("--start", type=float, help="of paths that break a symmetry, other than the default of nets.build")
-    parser.add_argument("--breaking", action="store_true", default=None, help="with paths that hold only what breaks the symmetry")
+    parser.add_argument(
+        "--breaking", action="store_true", default=None, help="with paths that hold only what breaks the symmetry"
+    )
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of others of these cases: to choose settings by")
     parser.add_argument("--out", type=Path, help="where to write (benchmarks/results/truth.json for a whole run)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout and nothing else there")

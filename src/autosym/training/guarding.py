@@ -18,7 +18,8 @@ from autosym.training.snapshots import Start
 from autosym.training.starting import SLOWER, floor
 
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
-HALF = 0.5  # of that way: of a model trained before, a loss beyond it for two epochs does not come back by itself, for one it often does
+FAR = 0.25  # of that way: of a model trained before, a loss that stays beyond it does not come back by itself, one that visits often does
+STAYS = 128  # steps, and two epochs at least, beyond which it stays
 MOST = 12  # recoveries
 LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
 ENDS = 3  # that a run may have: where training ended, its best snapshot, its start
@@ -32,9 +33,8 @@ def lost(run: Run, loss: float) -> str | None:
         return f"the loss is {loss}"
     low, progress.low = progress.low, min(progress.low, loss)
     explained = start.guess - low
-    last = progress.lines[-1] if progress.lines else {}
-    stays = start.explains and "recovered" not in last and (last.get("loss") or 0.0) > low + HALF * explained
-    if run.schedule.step == "none" or explained <= start.least or not loss > low + (HALF if stays else NEAR) * explained:
+    stays = start.explains and _stayed(run, low + FAR * explained)
+    if run.schedule.step == "none" or explained <= start.least or not loss > low + (FAR if stays else NEAR) * explained:
         return None  # without evidence a prior that is held may want it so
     kept = [snapshot.log_evidence for snapshot in progress.snapshots.values() if snapshot.log_evidence is not None]
     now = _evidence(run) if kept else None
@@ -42,6 +42,13 @@ def lost(run: Run, loss: float) -> str | None:
         progress.low = loss
         return None
     return f"the loss, {loss:.3g}, is near that of guessing, {start.guess:.3g}"
+
+
+def _stayed(run: Run, far: float) -> bool:
+    """Whether the loss was beyond ``far`` in all epochs before this one that matter."""
+    epochs = max(2, math.ceil(STAYS / math.ceil(run.count / run.schedule.batch_size))) - 1
+    before = run.progress.lines[-epochs:]
+    return len(before) == epochs and all("recovered" not in line and (line.get("loss") or 0.0) > far for line in before)
 
 
 def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
