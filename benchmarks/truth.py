@@ -17,9 +17,10 @@ Six questions, each with data where the answer is yes and data where it is no:
 - relaxed: the same of a convolutional network of plain torch, trained on such data and made free by ``relax``.
 
 Networks have a free path and a convolution in every layer (F-FC+CONV), for turned and flipped digits a convolution and one over the
-group; with ``--breaking`` waves of position and a convolution, or what breaks the group and a convolution over it. Paths that are worth less than 10 nats are left out (``simplify``). The answer is yes if less than a twentieth of the effective
-parameters of the whole network are then in paths that break the symmetry (``network_share``): thresholds that were chosen with other
-seeds (20 to 23). What is in them before is kept too (``fitted``).
+group; with ``--breaking`` waves of position and a convolution, or what breaks the group and a convolution over it. Paths that are worth
+less than 10 nats are left out (``simplify``). The answer is yes if less than a twentieth of the effective parameters of the whole network
+are then in paths that break the symmetry (``network_share``): thresholds that were chosen with other seeds (20 to 23). What is in them
+before is kept too (``fitted``).
 
 Beside them, and counted apart (``compared``), turned and flipped digits are shown to two networks that are trained by themselves, one over
 the group and a convolutional one of as many channels: the answer is yes if the first has more evidence.
