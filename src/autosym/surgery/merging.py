@@ -244,11 +244,16 @@ def _dense(values: Sequence[Plain], in_shape: tuple[int, ...] | None, bias: Tens
 
 
 def _pooled(pools: Sequence[Pooled], bias: Tensor | None, scale: float) -> nn.Module:
-    """A dense layer on flattened maps, averaged over positions."""
-    weight = torch.stack([v.weight for v in pools]).sum(0)
+    """A dense layer on flattened maps, averaged over as many positions as all of them average over."""
+    positions = math.gcd(*(v.positions for v in pools))
+    weight = torch.stack(
+        [v.weight.repeat_interleave(v.positions // positions, 1) * positions / v.positions for v in pools]
+    ).sum(0)
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None)
     _set(linear, weight, bias, scale)
-    maps = (weight.shape[1], pools[0].positions)
+    if positions == 1:
+        return linear
+    maps = (weight.shape[1], positions)
     return nn.Sequential(nn.Unflatten(1, maps), nn.AdaptiveAvgPool1d(1), nn.Flatten(1), linear)
 
 
