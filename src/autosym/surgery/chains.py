@@ -20,6 +20,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.dense import Centred, Pool
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS, Group
+from autosym.linear.path import Path
 from autosym.nn.layers import Affine, Branch, Relaxed
 from autosym.surgery.free_paths import (
     LARGEST_FACTORS,
@@ -92,9 +93,10 @@ def _relaxed_head(name: str, layer: Relaxed, own: Pool, seen: Seen, wanted: str)
     _, outputs, fields = own.weight.shape
     order = len(own.group) if own.group else 1
     positions = own.positions // order
-    steps: dict[str, nn.Module] = {}
-    for breaks, keeps in chain(own.group) if own.group else ():
-        steps[f"turn:{breaks.name}"] = PoolContrast(own.group, fields, positions, outputs, breaks, keeps)
+    steps: dict[str, Path] = {}
+    if own.group is not None:
+        for breaks, keeps in chain(own.group):
+            steps[f"turn:{breaks.name}"] = PoolContrast(own.group, fields, positions, outputs, breaks, keeps)
     with torch.device("meta"):
         size = factor_bytes(Centred(fields * order, positions, outputs))
     fits = size <= LARGEST_FACTORS

@@ -43,7 +43,7 @@ def fold(model: nn.Module, norm: _BatchNorm, seen: Observation, held: Collection
         fuse = fuse_linear_bn_weights if isinstance(before, nn.Linear) else fuse_conv_bn_weights
         statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
         before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
-        before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also a new bias
+        before.bias.requires_grad_(before.weight.requires_grad)  # also a new bias
     replace(model, norm, nn.Identity())
     return ""
 
@@ -58,7 +58,8 @@ def _into_path(layer: Relaxed, norm: _BatchNorm, by_field: nn.Unflatten | None, 
     found = (fields, order) if by_field is None else tuple(by_field.unflattened_size)
     if found != (fields, order) or norm.num_features != fields:
         return "it does not normalise by field"
-    assert norm.running_mean is not None and norm.running_var is not None
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     scale = torch.rsqrt(norm.running_var + norm.eps) * (1 if norm.weight is None else norm.weight)
     shift = (0 if norm.bias is None else norm.bias) - norm.running_mean * scale
     own.weight.mul_(scale.view(*own.weight.shape[:2], 1))

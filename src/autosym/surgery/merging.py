@@ -157,7 +157,8 @@ def plain(
         raise ValueError(
             f"the symmetric paths of {name} would be dropped, but not their bias, which depends on position: use a smaller tolerance"
         )
-    made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
+    with next(layer.parameters()).device:  # whatever torch.set_default_device says
+        made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
     made = _channels_last(made) if relaxed.channels_last else made
     return made.to(next(layer.parameters())).train(layer.training)
 

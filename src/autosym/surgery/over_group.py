@@ -123,7 +123,8 @@ class OverGroup:
             self._project(conv, path, bias, final)
         name = f"gconv:{self.group.name}"
         layer: nn.Module = Relaxed({name: path if bias is None else Affine(path, bias)}, {}, lifted=self.group)
-        parts, notes = [layer], [f"{fields_in} to {fields} fields" if not lift else f"{x.shape[1]} channels to {fields} fields"]
+        of = "" if not lift else " channel" if fields_in == 1 else " channels"
+        parts, notes = [layer], [f"{fields_in}{of} to {fields} fields"]
         if stride > 1:
             down, note = self._down(conv, (height, width), stride)
             parts.append(down)

@@ -113,7 +113,7 @@ def relax(
     sizes. "auto" is "f-fc", or "where" if f-fc would add more than 20 million weights to the model. ``paths`` may also be a dict from layer
     names to free paths; all other layers then stay as they are. A dense layer on flattened maps becomes "pool" and "rest": what it does
     with the mean over positions, and with the differences from it. In a model of ``lift``, every group convolution becomes a chain: beside
-    it stand one path for each smaller group ("turn:c4" breaks c4), and the free path.
+    it stand one path for each smaller group ("turn:c4" breaks c4), and the free path. So does its head, with "rest" as the free path.
 
     ``keep`` names layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly
     before it. Scales and shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and
@@ -131,7 +131,8 @@ def relax(
         paths = fitting(seen.of(module) for module in relaxed.modules() if isinstance(module, (*CONVOLUTIONS, Relaxed)))
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
-    notes = _converted(relaxed, modules, seen, paths, held, fold, learn_normalisation)
+    with example.device:  # whatever torch.set_default_device says
+        notes = _converted(relaxed, modules, seen, paths, held, fold, learn_normalisation)
     notes = _put_back(relaxed, example, modules, notes)
     for note in notes:
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
