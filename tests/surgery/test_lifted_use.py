@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import autosym
+from autosym.evidence import verdicts
+from autosym.evidence.shares import PathShare
 from autosym.linear import circular
 from autosym.linear.groups import GROUPS
-from autosym.linear.path import Path
+from autosym.linear.path import Kept, Path
 from autosym.nn import layers
 from autosym.nn.layers import Relaxed
 from autosym.report import findings, words
@@ -193,3 +195,19 @@ def test_from_a_plain_network_to_a_plain_network(name, group, match):
     assert not any(isinstance(module, (Relaxed, Path)) for module in plain.modules())
     exported = torch.export.export(plain, (x[:4],), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
     torch.testing.assert_close(exported(x[:7]), plain(x[:7]), rtol=1e-4, atol=1e-5)
+
+
+def test_words_call_a_head_invariant():
+    def share(name, part, kept):
+        return PathShare("head", name, True, {}, 10, 10 * part, part, {}, kept)
+
+    pool, c2 = Kept(invariant=True, groups=("c4", "c2"), every=True), Kept(invariant=True, groups=("c2",))
+    for shares, said in (
+        ((1.0, 0.0, 0.0), "became invariant to translations and c4"),
+        ((0.5, 0.5, 0.0), "became invariant to translations and c2, not to c4 (50 % break c4)"),
+        ((0.5, 0.0, 0.5), "is invariant to translations, not to c4 or c2 (50 % break c4, 50 % break c2)"),
+    ):
+        rows = [
+            share(*row) for row in zip(("pool", "turn:c4", "turn:c2"), shares, (pool, c2, Kept(invariant=True)), strict=True)
+        ]
+        assert words.predicate(verdicts.layers(rows)) == said
