@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributions
 
 from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
-from autosym.linear.contrasts import BiasContrast, GroupContrast
+from autosym.linear.contrasts import BiasContrast, GroupContrast, PoolContrast
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Centred, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -77,6 +77,7 @@ def contrast_paths():
             name = f"contrast {kind} {'lifting' if lift else 'mixing'}"
             yield name, make, (2 if lift else 2 * len(group), 4, 4)
         yield f"bias contrast {kind}", lambda group=group, step=step: BiasContrast(group, 2, *step), (2, 3, 3)
+        yield f"pool contrast {kind}", lambda group=group, step=step: PoolContrast(group, 2, 3, 4, *step), (6 * len(group),)
     yield "contrast flip-vertical rectangle", lambda: GroupContrast(GROUPS["flip-vertical"], 1, 2), (2, 3, 5)
     yield "contrast c4 mixing 1", lambda: GroupContrast(GROUPS["c4"], 1, 2, 1), (4, 3, 3)
     c4, c2 = GROUPS["c4"], GROUPS["c2"]
@@ -151,6 +152,7 @@ PATHS = [
         ("conv volumes reflect", lambda: Conv(2, 2, 3, padding_mode="reflect", dims=3), (2, 3, 2, 4)),
         *where_paths(),
         ("pool", lambda: Pool(3, 4, 5), (12,)),
+        ("pool over a group", lambda: Pool(2, 12, 3, GROUPS["c4"]), (24,)),
         ("centred", lambda: Centred(3, 4, 5), (12,)),
         ("factored in", lambda: FactoredIn((2, 4, 3), 5), (2, 4, 3)),
         ("factored out", lambda: FactoredOut(3, (5, 2, 4)), (5, 3)),

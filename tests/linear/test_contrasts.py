@@ -1,12 +1,15 @@
 """Paths that hold only what breaks a group: the steps of chains of groups, against projections computed one element at a time."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import oracles
-from autosym.linear.contrasts import BiasContrast, GroupContrast, contrasts
+from autosym.linear.contrasts import BiasContrast, GroupContrast, PoolContrast, contrasts
 from autosym.linear.conv import Conv
+from autosym.linear.dense import Centred, Pool
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS, generated, rotation
 from autosym.nn import nets
@@ -130,6 +133,75 @@ def test_contrasts_of_quarter_turns():
     c4, c2 = GROUPS["c4"], GROUPS["c2"]
     assert_close(contrasts(c4, c4, c2), torch.tensor([[1.0, -1, 1, -1]]).double())
     assert_close(contrasts(c4, c2), 2**0.5 * torch.tensor([[1.0, 0, -1, 0], [0, 1, 0, -1]]).double())
+
+
+# ---- heads
+
+
+def head_paths(chain, fields=2, positions=3, outputs=2):
+    """The invariant path, all steps of a chain, and the rest, for flattened lifted maps."""
+    group = group_of(chain)
+    steps = [
+        PoolContrast(group, fields, positions, outputs, GROUPS[breaks], keeps and GROUPS[keeps])
+        for breaks, keeps in CHAINS[chain]
+    ]
+    pool, rest = Pool(fields, len(group) * positions, outputs, group), Centred(fields * len(group), positions, outputs)
+    return [path.double() for path in (pool, *steps, rest)]
+
+
+def matrix_of_head(path, fields, order, positions):
+    """(outputs, C, g, p)."""
+    units = torch.eye(fields * order * positions, dtype=torch.float64)
+    return path(units).detach().mT.unflatten(1, (fields, order, positions))
+
+
+@EACH_CHAIN
+def test_heads_of_a_chain_are_all_dense_maps_and_share_nothing(chain):
+    """Maps of different paths are orthogonal; together they have the rank of all dense maps."""
+    group, order = group_of(chain), len(group_of(chain))
+    spans = []
+    for path in head_paths(chain, 1, 3, 1):
+        columns = []
+        for unit in torch.eye(path.weight.numel(), dtype=torch.float64):
+            path.weight.data.copy_(unit.view_as(path.weight))
+            columns.append(matrix_of_head(path, 1, order, 3).flatten())
+        spans.append(torch.stack(columns))
+        if not isinstance(path, Centred):  # at equal precisions, each has the same prior
+            expected = torch.eye(len(columns), dtype=torch.float64) / (3 * order)
+            assert_close(spans[-1] @ spans[-1].mT, expected, rtol=0, atol=1e-12)
+    for one, two in combinations(spans, 2):
+        assert (one @ two.mT).abs().max() < 1e-12
+    assert torch.linalg.matrix_rank(torch.cat(spans)) == 3 * len(group)
+
+
+@EACH_CHAIN
+def test_the_projection_of_a_head_that_breaks_is_zero_on_what_keeps(chain):
+    """P V = mean over h of V[h g], and over positions: the invariant maps. A step's is its own, and zero for what it breaks."""
+    group, (pool, *steps, rest) = group_of(chain), head_paths(chain)
+
+    def projected(path, subgroup):
+        each = matrix_of_head(path, 2, len(group), 3)
+        elements = [0] if subgroup is None else oracles.subgroup_elements(group, subgroup)
+        moved = [each[:, :, group.table[h]] for h in elements]
+        return torch.stack(moved).mean(0).mean(-1, keepdim=True).expand_as(each)
+
+    whole = matrix_of_head(pool, 2, len(group), 3)
+    assert_close(projected(pool, group), whole, rtol=0, atol=1e-12)
+    for (breaks, keeps), path in zip(CHAINS[chain], steps, strict=True):
+        own = matrix_of_head(path, 2, len(group), 3)
+        assert own.norm() > 0.1
+        assert_close(projected(path, keeps and GROUPS[keeps]), own, rtol=0, atol=1e-12)
+        assert projected(path, GROUPS[breaks]).abs().max() < 1e-12
+        assert (path.keeps.invariant, path.keeps.group) == (True, keeps or "")
+        assert breaks not in path.keeps
+    assert matrix_of_head(rest, 2, len(group), 3).norm() > 0.1
+    assert projected(rest, None).abs().max() < 1e-12
+    assert pool.keeps.group == group.name
+
+
+def test_a_pool_over_a_group_needs_whole_fields():
+    with pytest.raises(ValueError, match="6 positions are not those of maps over c4: take a multiple of 4"):
+        Pool(2, 6, 3, GROUPS["c4"])
 
 
 # ---- gradients at an equivariant network

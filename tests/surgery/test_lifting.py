@@ -17,6 +17,7 @@ from autosym.nn.sampling import Downsample
 from liftable import LIFTABLE, built, noisy
 
 EXACT = [name for name, group in GROUPS.items() if group.exact]
+FREE = {"gconv:c4": ("f-fc",), "pool": ("rest",)}  # beside the path over the group
 NETWORKS = pytest.mark.parametrize("name", LIFTABLE)
 
 
@@ -176,7 +177,7 @@ def test_joined_vectors_are_fields_side_by_side():
 
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     lifted = autosym.lift(Joined().double(), x, "c4")
-    assert lifted.head[3].in_features == 8
+    assert lifted.head["pool"].linear.weight.shape == (1, 2, 8)
     autosym.assert_equivariant(noisy(lifted), "c4", x, 1e-11)
 
 
@@ -257,9 +258,14 @@ def test_relaxed_lifted_networks_compute_the_same_and_may_break_the_group(name):
     relaxed = autosym.relax(lifted, x)
     torch.testing.assert_close(relaxed(x), lifted(x), rtol=0, atol=1e-11)
     layers = [module for module in relaxed.modules() if isinstance(module, Relaxed)]
-    chain = ("gconv:c4", "turn:c4", "turn:c2")
-    assert {tuple(layer) for layer in layers} <= {(*chain, "f-fc"), chain}
-    assert [layer.keeps("gconv:c4").group for layer in layers] == ["c4"] * len(layers)
+    steps = ("turn:c4", "turn:c2")
+    own = [next(iter(layer)) for layer in layers]
+    free = [layer.free for layer in layers]
+    assert [tuple(layer)[1:] for layer in layers] == [(*steps, *each) for each in free]
+    assert set(zip(own, free, strict=True)) <= {(path, each) for path in ("gconv:c4", "pool") for each in ((), FREE[path])}
+    assert [layer.keeps(path).group for path, layer in zip(own, layers, strict=True)] == ["c4"] * len(layers)
+    assert ("pool" in own) == (name != "all convolutional"), "the head has its chain too"
+    assert (("pool", ("rest",)) in zip(own, free, strict=True)) == (name in ("tutorial", "grouped", "odd")), "if it saw maps"
     for broken, kept in (("turn:c4", "c2"), ("turn:c2", "")):
         for layer in layers:
             assert layer.keeps(broken).group == kept

@@ -128,7 +128,7 @@ def _errors(model: nn.Module, group: Group, x: Tensor, elements: int, seed: int)
     before = _outputs(model, names, x)
     if len(group) < 2:
         raise ValueError(f"{group.name} has only the identity, and everything commutes with it: choose a larger group")
-    chosen = 1 + torch.randperm(len(group) - 1, generator=torch.Generator().manual_seed(seed))[:elements]
+    chosen = 1 + torch.randperm(len(group) - 1, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")[:elements]
     total = dict.fromkeys(before, 0.0)
     compared = {}
     for g in chosen.tolist():

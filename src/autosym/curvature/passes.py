@@ -147,7 +147,7 @@ def shares(data: Data) -> int:
 
 def split(x: Tensor, y: Tensor, mask: Tensor | None, limit: int) -> Iterator[tuple[Tensor, Tensor, bool, Tensor]]:
     """Parts (x, y, record, rows) of at most ``limit`` samples: first those to take curvature from (True), then the rest."""
-    chosen = mask if mask is not None else torch.ones(len(x), dtype=torch.bool)
+    chosen = mask if mask is not None else torch.ones(len(x), dtype=torch.bool, device="cpu")
     for part, record in ((chosen, True), (~chosen, False)):
         for rows in part.nonzero().flatten().split(limit) if part.any() else ():
             whole = len(rows) == len(x)

@@ -44,7 +44,8 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
     with Tape(owned, see, weights=True, reduce=False) as tape, torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             f = tape.record(model, x)
-        cotangent = _direction(f.shape[1]).to(f).expand_as(f)
+        with f.device:  # whatever torch.set_default_device says
+            cotangent = _direction(f.shape[1]).to(f).expand_as(f)
         rows = {name: rows for names, rows in tape.backward(f, cotangent) for name in names}
         gradients = torch.autograd.grad(f, [site.parameter for site in owned], cotangent, allow_unused=True)
     direction, head = cotangent[0], []

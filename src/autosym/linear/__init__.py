@@ -1,6 +1,6 @@
 """Linear maps, each with its own prior: the paths, the path law, and groups."""
 
-from autosym.linear.contrasts import BiasContrast, GroupContrast
+from autosym.linear.contrasts import BiasContrast, GroupContrast, PoolContrast
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Centred, Dense, Pool
 from autosym.linear.factored import FactoredIn, FactoredOut
@@ -22,6 +22,7 @@ __all__ = [
     "Kept",
     "Path",
     "Pool",
+    "PoolContrast",
     "SparseConv",
     "SparseIn",
     "SparseOut",

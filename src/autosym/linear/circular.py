@@ -28,10 +28,11 @@ def wrap(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
 @cache
 def _around(size: tuple[int, ...], reach: tuple[int, ...], device: torch.device) -> Tensor:
     """Positions in a flat map, padded circularly."""
-    positions = torch.zeros((), dtype=torch.long)
-    for n, r in zip(size, reach, strict=True):
-        positions = positions[..., None] * n + torch.arange(-r, n + r) % n
-    return positions.to(device)
+    with torch.inference_mode(False), torch.device("cpu"):  # what is cached serves training too
+        positions = torch.zeros((), dtype=torch.long)
+        for n, r in zip(size, reach, strict=True):
+            positions = positions[..., None] * n + torch.arange(-r, n + r) % n
+        return positions.to(device)
 
 
 def patches(

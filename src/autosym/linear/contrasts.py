@@ -19,6 +19,7 @@ from autosym.linear.circular import patches
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import Group, nested
 from autosym.linear.path import Kept, Path
+from autosym.linear.plain import Pooled
 
 
 def contrasts(group: Group, breaks: Group, keeps: Group | None = None) -> Tensor:
@@ -151,3 +152,48 @@ class BiasContrast(Path):
     def values(self) -> Tensor:
         """b, (C', |G|, 1, 1)."""
         return (self.weight.view(-1, len(self.phi)) @ self.phi.to(self.weight))[..., None, None]
+
+
+class PoolContrast(Path):
+    """y = sum_{c,j} weight[:, c, j] mean_{g,p} phi_j(g) x[c, g, p], for flattened lifted maps (B, C |G| P): translation invariant.
+
+    What breaks ``breaks`` and keeps ``keeps`` among dense maps of the mean over positions; K = S = 1. ``Pool`` over ``group``, one
+    such path for each step of a chain, and ``Centred`` are all dense maps, and share nothing.
+    """
+
+    in_shape: tuple[int, ...]
+    phi: Tensor
+
+    def __init__(
+        self,
+        group: Group,
+        channels: int,
+        positions: int,
+        outputs: int,
+        breaks: Group | None = None,
+        keeps: Group | None = None,
+    ):
+        phi = contrasts(group, breaks or group, keeps)
+        columns = channels * len(phi)
+        super().__init__(1, outputs, columns, bound=columns**-0.5)
+        self.group, self.positions, self.kept = group, positions, keeps
+        self.in_shape = (channels * len(group) * positions,)
+        self.register_buffer("phi", phi, persistent=False)  # [j, g]
+
+    @property
+    def keeps(self) -> Kept:
+        return Kept(invariant=True, groups=nested(self.kept) if self.kept else ())
+
+    def columns(self, x: Tensor) -> Tensor:
+        means = x.unflatten(1, (-1, len(self.group), self.positions)).mean(-1)  # (B, C, g)
+        return (means @ self.phi.to(x).mT / len(self.group)).flatten(1)[:, None, None]
+
+    def place(self, h: Tensor, x: Tensor) -> Tensor:
+        return h[:, 0, 0]
+
+    def rows(self, g: Tensor) -> Tensor:
+        return g[:, None, None]
+
+    def plain(self, in_shape: Sequence[int] | None) -> Pooled:
+        each = self.weight[0].unflatten(1, (-1, len(self.phi))) @ self.phi.to(self.weight) / len(self.group)
+        return Pooled(each.flatten(1), self.positions)

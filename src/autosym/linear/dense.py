@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
+from autosym.linear.groups import Group, nested
 from autosym.linear.path import Kept, Path
 from autosym.linear.plain import Matrix, Pooled
 
@@ -37,13 +38,20 @@ class Dense(Path):
 
 
 class Pool(Path):
-    """Dense on the mean over positions, y = W mean_p x[c, p], for flattened maps (B, C P): translation invariant; K = S = 1."""
+    """Dense on the mean over positions, y = W mean_p x[c, p], for flattened maps (B, C P): translation invariant; K = S = 1.
+
+    With ``group`` the maps are lifted, C fields of |G| channels, and ``positions`` count pairs (g, p): invariant to the group too.
+    """
 
     keeps = Kept(invariant=True, every=True)  # any permutation of positions leaves it unchanged
 
-    def __init__(self, channels: int, positions: int, outputs: int):
+    def __init__(self, channels: int, positions: int, outputs: int, group: Group | None = None):
+        if group is not None and positions % len(group):
+            raise ValueError(f"{positions} positions are not those of maps over {group.name}: take a multiple of {len(group)}")
         super().__init__(1, outputs, channels, bound=channels**-0.5)
-        self.positions = positions
+        self.positions, self.group = positions, group
+        if group is not None:
+            self.keeps = Kept(invariant=True, groups=nested(group), every=True)
 
     def columns(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (-1, self.positions)).mean(-1)[:, None, None]

@@ -55,7 +55,7 @@ class Group:
         self.check_size(x.shape[-2:])
         height, width = x.shape[-2:]
         matrix = self.matrices[g]
-        if not torch.equal(matrix, torch.eye(2, dtype=torch.float64)):
+        if not torch.equal(matrix, torch.eye(2, dtype=torch.float64, device="cpu")):
             index, weight = sources(matrix, height, width)
             x = (x.flatten(-2)[..., index.to(x.device)] * weight.to(x)).sum(-2).reshape(x.shape)
         right, up = (int(s) for s in self.shifts[g].round())
@@ -126,9 +126,10 @@ def generated(name: str, *generators: Tensor) -> Group:
 
 def translations(height: int, width: int) -> Group:
     """All circular shifts of a height x width grid."""
-    up, right = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    shifts = torch.stack([right, up], -1).reshape(-1, 2).double()
-    return Group("translations", torch.eye(2, dtype=torch.float64).expand(len(shifts), 2, 2), shifts, (height, width))
+    with torch.device("cpu"):
+        up, right = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        shifts = torch.stack([right, up], -1).reshape(-1, 2).double()
+        return Group("translations", torch.eye(2, dtype=torch.float64).expand(len(shifts), 2, 2), shifts, (height, width))
 
 
 def with_translations(group: Group, height: int, width: int) -> Group:
@@ -144,25 +145,26 @@ def sources(matrix: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
 
     Index and weight are (1, HW) for a matrix that maps the grid onto itself, else (4, HW).
     """
-    row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    points = torch.stack([column - (width - 1) / 2, (height - 1) / 2 - row], -1).reshape(-1, 2).double()
-    source = points @ torch.linalg.inv(matrix).mT
-    place = torch.stack([(height - 1) / 2 - source[:, 1], source[:, 0] + (width - 1) / 2], -1)
-    exact = bool((place - place.round()).abs().max() < 1e-9)
-    place = place.round() if exact else place
-    corners = place.floor() + torch.tensor([[0, 0]] if exact else [[0, 0], [0, 1], [1, 0], [1, 1]])[:, None]
-    inside = ((corners >= 0) & (corners < torch.tensor([height, width]))).all(-1)
-    weight = torch.where(inside, (1 - (place - corners).abs()).clamp_min(0).prod(-1), 0.0)
-    index = corners[..., 0].clamp(0, height - 1) * width + corners[..., 1].clamp(0, width - 1)
+    with torch.device("cpu"):  # a group stays there, whatever torch.set_default_device says
+        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        points = torch.stack([column - (width - 1) / 2, (height - 1) / 2 - row], -1).reshape(-1, 2).double()
+        source = points @ torch.linalg.inv(matrix).mT
+        place = torch.stack([(height - 1) / 2 - source[:, 1], source[:, 0] + (width - 1) / 2], -1)
+        exact = bool((place - place.round()).abs().max() < 1e-9)
+        place = place.round() if exact else place
+        corners = place.floor() + torch.tensor([[0, 0]] if exact else [[0, 0], [0, 1], [1, 0], [1, 1]])[:, None]
+        inside = ((corners >= 0) & (corners < torch.tensor([height, width]))).all(-1)
+        weight = torch.where(inside, (1 - (place - corners).abs()).clamp_min(0).prod(-1), 0.0)
+        index = corners[..., 0].clamp(0, height - 1) * width + corners[..., 1].clamp(0, width - 1)
     return index.long(), weight
 
 
 def grid_action(matrix: Tensor, height: int, width: int) -> Tensor:
     """The (HW, HW) matrix A with (g x)(p) = sum_q A[p, q] x(q)."""
     index, weight = sources(matrix, height, width)
-    action = torch.zeros(height * width, height * width, dtype=torch.float64)
+    action = torch.zeros(height * width, height * width, dtype=torch.float64, device="cpu")
     for i, w in zip(index, weight, strict=True):
-        action[torch.arange(len(i)), i] += w
+        action[torch.arange(len(i), device="cpu"), i] += w
     return action
 
 

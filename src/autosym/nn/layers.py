@@ -295,5 +295,6 @@ def on_grid(y: Tensor, stride: int, chosen: Tensor) -> Tensor:
 @cache
 def _grids(height: int, width: int, stride: int, device: torch.device) -> Tensor:
     """The positions of each polyphase grid in a flat map: (stride^2, H W / stride^2)."""
-    flat = torch.arange(height * width).reshape(height // stride, stride, width // stride, stride)
-    return flat.permute(1, 3, 0, 2).reshape(stride**2, -1).to(device)
+    with torch.inference_mode(False), torch.device("cpu"):  # what is cached serves training too
+        flat = torch.arange(height * width).reshape(height // stride, stride, width // stride, stride)
+        return flat.permute(1, 3, 0, 2).reshape(stride**2, -1).to(device)

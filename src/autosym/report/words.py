@@ -85,7 +85,7 @@ def _symmetry(layer: LayerVerdict) -> str:
 
 def _kept(kept: Kept) -> str:
     if kept.groups:
-        return f"equivariant to translations and {kept.group}"
+        return f"{'equivariant' if kept.equivariant else 'invariant'} to translations and {kept.group}"
     return "translation-equivariant" if kept.equivariant else "translation-invariant" if kept.invariant else "symmetric"
 
 
@@ -96,7 +96,7 @@ def _used(layer: LayerVerdict) -> str:
 
 
 def _nested(layer: LayerVerdict) -> str:
-    return f"equivariant to translations{_up_to(layer.shifts_up_to)}"
+    return f"{'equivariant' if layer.keeps.equivariant else 'invariant'} to translations{_up_to(layer.shifts_up_to)}"
 
 
 def _beyond(layer: LayerVerdict) -> list[Step]:

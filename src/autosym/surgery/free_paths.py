@@ -28,7 +28,7 @@ def fitting(convolutions: Iterable[Seen]) -> str:
 
     F-FC has C C' (P + P') weights, for maps of P and P' positions. Waves have a few times those of the convolution, on maps of any size.
     """
-    shapes = [(seen.in_shape, seen.out_shape) for seen in convolutions if seen.calls == 1 and seen.by_sample]
+    shapes = [(seen.in_shape, seen.out_shape) for seen in convolutions if seen.calls == 1 and len(seen.in_shape) > 1]
     size = sum(a[0] * b[0] * (math.prod(a[1:]) + math.prod(b[1:])) for a, b in shapes)
     return "f-fc" if size <= LARGE else "where"
 

@@ -125,7 +125,8 @@ def _lifted(
     recipe = OverShifts() if group is None else OverGroup(group, match, projected, padding, finals, gates)
     replacing = _Replacing(lifted, recipe, group, training)
     notes = replacing.run(example)
-    _check(lifted, example, group, replacing.flow.functions)
+    with torch.device("cpu"):
+        _check(lifted, example, group, replacing.flow.functions)
     for module in lifted.modules():
         module.training = training.get(module, model.training)
     sizes = tuple(sum(p.numel() for p in m.parameters()) for m in (model, lifted))
@@ -260,7 +261,8 @@ class _Replacing:
         self.flow.inside += 1
         try:
             unseen = Made(module, "kept", "does not see the image", INVARIANT)
-            made = unseen if trace is None else self.recipe.make(module, x, trace)
+            with x.device:  # whatever torch.set_default_device says
+                made = unseen if trace is None else self.recipe.make(module, x, trace)
             if stand_in.made is not None and (list(module.parameters()) or made.became != stand_in.made.became):
                 raise ValueError("it is used more than once in a forward pass: make one layer for each use")
             stand_in.made = made = stand_in.made or made
@@ -342,9 +344,12 @@ def _tell(module: nn.Module, group: Group) -> None:
 
 @torch.no_grad()
 def _check(lifted: nn.Module, example: Tensor, group: Group | None, functions: Sequence[str]) -> None:
-    """f(g x) = f(x) to rounding, for random images and random weights and statistics: equivariance must not rest on their values."""
+    """f(g x) = f(x) to rounding, for random images and random weights and statistics: equivariance must not rest on their values.
+
+    On the CPU, where float64 is not slow, and the same numbers are drawn whatever the model's device.
+    """
     sites(lifted)
-    drawn = torch.Generator().manual_seed(0)
+    drawn = torch.Generator("cpu").manual_seed(0)
     shaken = copy.deepcopy(lifted).double().cpu()
     for parameter in shaken.parameters():
         size = parameter.square().mean().sqrt().clamp_min(0.1)

@@ -157,7 +157,8 @@ def plain(
         raise ValueError(
             f"the symmetric paths of {name} would be dropped, but not their bias, which depends on position: use a smaller tolerance"
         )
-    made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
+    with next(layer.parameters()).device:  # whatever torch.set_default_device says
+        made = _mean(*values, inner, outer, relaxed.stride, 1 / len(relaxed))
     made = _channels_last(made) if relaxed.channels_last else made
     return made.to(next(layer.parameters())).train(layer.training)
 
@@ -244,11 +245,16 @@ def _dense(values: Sequence[Plain], in_shape: tuple[int, ...] | None, bias: Tens
 
 
 def _pooled(pools: Sequence[Pooled], bias: Tensor | None, scale: float) -> nn.Module:
-    """A dense layer on flattened maps, averaged over positions."""
-    weight = torch.stack([v.weight for v in pools]).sum(0)
+    """A dense layer on flattened maps, averaged over as many positions as all of them average over."""
+    positions = math.gcd(*(v.positions for v in pools))
+    weight = torch.stack(
+        [v.weight.repeat_interleave(v.positions // positions, 1) * positions / v.positions for v in pools]
+    ).sum(0)
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None)
     _set(linear, weight, bias, scale)
-    maps = (weight.shape[1], pools[0].positions)
+    if positions == 1:
+        return linear
+    maps = (weight.shape[1], positions)
     return nn.Sequential(nn.Unflatten(1, maps), nn.AdaptiveAvgPool1d(1), nn.Flatten(1), linear)
 
 

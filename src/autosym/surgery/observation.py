@@ -100,14 +100,14 @@ def observe(model: nn.Module, example: Tensor) -> Observation:
             known = len(maps) == len(convolution) and maps[0] == convolution[0]
             record.maps = maps if known and not (flattened.permuted and maps.count(maps[0]) > 1) else ()
         maps_out = isinstance(module, (*CONVOLUTIONS, Relaxed))
-        if maps_out:
+        if maps_out and len(record.out_shape) > 1:
             convolution = record.out_shape
         if isinstance(module, nn.Linear):
             record.last = flattened.permuted and _is_last(record.in_shape, convolution)
         if maps_out or is_subclass(module) or record.last:
             record.x = x.clone()  # later layers may change it in place
         kept.extend((x, output))
-        if not list(module.children()):
+        if not list(module.children()) or isinstance(module, Relaxed):
             producers[id(output)] = module
 
     with _hooks(model, hook), flattened:

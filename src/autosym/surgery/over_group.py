@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from autosym.linear.dense import Bias
+from autosym.linear.dense import Bias, Pool
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import Group
 from autosym.nn.layers import Affine, Relaxed
@@ -123,7 +123,8 @@ class OverGroup:
             self._project(conv, path, bias, final)
         name = f"gconv:{self.group.name}"
         layer: nn.Module = Relaxed({name: path if bias is None else Affine(path, bias)}, {}, lifted=self.group)
-        parts, notes = [layer], [f"{fields_in} to {fields} fields" if not lift else f"{x.shape[1]} channels to {fields} fields"]
+        of = "" if not lift else " channel" if fields_in == 1 else " channels"
+        parts, notes = [layer], [f"{fields_in}{of} to {fields} fields"]
         if stride > 1:
             down, note = self._down(conv, (height, width), stride)
             parts.append(down)
@@ -202,13 +203,12 @@ class OverGroup:
         fields, positions = trace.channels // self.order, x.shape[1] // trace.channels
         if dense in self.gates:
             return self._gate(dense, fields, positions)
-        made = nn.Linear(fields, dense.out_features, dense.bias is not None).to(x)
+        path = Pool(fields, self.order * positions, dense.out_features, self.group).to(dense.weight)
         if self.projected:
-            made.weight.data, made.bias = self._by_field(dense.weight.mT, positions).sum(1).mT, dense.bias
-        parts = nn.Unflatten(1, (fields, self.order * positions)), nn.AdaptiveAvgPool1d(1), nn.Flatten(1), made
+            path.weight.data = self._by_field(dense.weight.mT, positions).sum(1).mT[None].contiguous()
         note = "sees the mean over the group"
         note += f" and over {positions} positions: a dense map of positions is not invariant" if positions > 1 else ""
-        return Made(nn.Sequential(*parts), "invariant dense", note, INVARIANT)
+        return Made(head(path, dense.bias, self.projected), "invariant dense", note, INVARIANT)
 
     def _gate(self, dense: nn.Linear, fields: int, positions: int) -> Made:
         """A dense layer whose outputs go back to maps: a group convolution of one position."""
@@ -263,6 +263,16 @@ class OverGroup:
         if len(weights) % (self.order * positions):
             raise ValueError(f"its {len(weights) // positions} channels are not fields of {self.order}: {SCRATCH}")
         return weights.detach().unflatten(0, (-1, self.order * positions))
+
+
+def head(path: Pool, bias: Tensor | None, keep: bool) -> Relaxed:
+    """A dense layer of the mean of flattened maps, as a path, with a bias if the given one had one: its own, or zero."""
+    if bias is None:
+        return Relaxed({"pool": path}, {})
+    own = Bias(tuple(bias.shape)).to(path.weight)
+    if keep:
+        own.weight.data = bias.detach().reshape(own.weight.shape).clone()
+    return Relaxed({"pool": Affine(path, own)}, {})
 
 
 def _in_fewer_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:

@@ -7,12 +7,12 @@ Pools likewise. A dense layer on flattened maps becomes its invariant part: W[c]
 
 import copy
 
-import torch
 from torch import Tensor, nn
 
+from autosym.linear.dense import Pool
 from autosym.nn.sampling import circular
 from autosym.surgery.flow import FIELDS, IMAGE, INVARIANT, Trace
-from autosym.surgery.over_group import KEPT, POOLS, Made, Sampler, window
+from autosym.surgery.over_group import KEPT, POOLS, Made, Sampler, head, window
 
 
 class OverShifts:
@@ -76,13 +76,12 @@ class OverShifts:
             return Made(dense, "kept", "", INVARIANT)
         if x.shape[1] % channels or dense.in_features % channels:
             raise ValueError(f"its {dense.in_features} inputs are not flattened maps of {channels} channels")
-        made = nn.Linear(channels, dense.out_features, dense.bias is not None).to(dense.weight)
-        with torch.no_grad():
-            made.weight.copy_(dense.weight.unflatten(1, (channels, before)).sum(2))
-        made.weight.requires_grad_(dense.weight.requires_grad)
-        made.bias = dense.bias
-        whole = nn.Sequential(nn.Unflatten(1, (channels, now)), nn.AdaptiveAvgPool1d(1), nn.Flatten(1), made)
-        return Made(whole, "invariant dense", f"weights summed over {before} positions, of the mean", INVARIANT)
+        path = Pool(channels, now, dense.out_features).to(dense.weight)
+        path.weight.data = dense.weight.detach().unflatten(1, (channels, before)).sum(2)[None]
+        made = head(path, dense.bias, keep=True)
+        for parameter, given in zip(made.parameters(), dense.parameters(), strict=True):
+            parameter.requires_grad_(given.requires_grad)
+        return Made(made, "invariant dense", f"weights summed over {before} positions, of the mean", INVARIANT)
 
     def _pool(self, pool: nn.MaxPool2d | nn.AvgPool2d, x: Tensor, trace: Trace) -> Made:
         kernel, stride, dilation, padding = window(pool)

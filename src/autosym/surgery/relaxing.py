@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from autosym.curvature.owners import is_under
 from autosym.curvature.verification import refuse_batch_dependence
 from autosym.linear.conv import CONVOLUTIONS, Conv, form_of
 from autosym.linear.dense import Bias, Centred, Pool
-from autosym.linear.normalisation import BATCH, NORMALISATIONS, WIDEST, too_wide
+from autosym.linear.normalisation import NORMALISATIONS, WIDEST, too_wide
 from autosym.linear.path import Path
 from autosym.nn.layers import Affine, Relaxed
 from autosym.runtime import arithmetic
 from autosym.runtime.tables import table
-from autosym.surgery.chains import relaxed_lifted
+from autosym.surgery.chains import pool_of, relaxed_lifted
 from autosym.surgery.checking import OfSize, check, replace
+from autosym.surgery.folding import fold as merge
 from autosym.surgery.free_paths import (
     LARGEST_FACTORS,
     approximate,
@@ -113,7 +113,7 @@ def relax(
     sizes. "auto" is "f-fc", or "where" if f-fc would add more than 20 million weights to the model. ``paths`` may also be a dict from layer
     names to free paths; all other layers then stay as they are. A dense layer on flattened maps becomes "pool" and "rest": what it does
     with the mean over positions, and with the differences from it. In a model of ``lift``, every group convolution becomes a chain: beside
-    it stand one path for each smaller group ("turn:c4" breaks c4), and the free path.
+    it stand one path for each smaller group ("turn:c4" breaks c4), and the free path. So does its head, with "rest" as the free path.
 
     ``keep`` names layers, or whole modules, that stay as they are. ``fold`` merges batch normalisation into the layer directly
     before it. Scales and shifts of normalisation layers are frozen; with ``learn_normalisation`` those of BatchNorm, LayerNorm and
@@ -131,7 +131,8 @@ def relax(
         paths = fitting(seen.of(module) for module in relaxed.modules() if isinstance(module, (*CONVOLUTIONS, Relaxed)))
     modules = dict(relaxed.named_modules())
     held = {m for name, m in modules.items() if any(is_under(name, k) for k in keep)}
-    notes = _converted(relaxed, modules, seen, paths, held, fold, learn_normalisation)
+    with example.device:  # whatever torch.set_default_device says
+        notes = _converted(relaxed, modules, seen, paths, held, fold, learn_normalisation)
     notes = _put_back(relaxed, example, modules, notes)
     for note in notes:
         if isinstance(paths, Mapping) and note.layer in paths and note.outcome != "relaxed":
@@ -155,25 +156,22 @@ def _converted(
 ) -> list[LayerNote]:
     """Relax, fold or freeze the layers of the model in place; what became of each."""
     norms = {name: m for name, m in modules.items() if isinstance(m, _BatchNorm)}
-    folded = {
-        name
-        for name, m in norms.items()
-        if fold and type(m) in BATCH and m not in held and seen.of(m).after not in held and _fold(relaxed, m, seen)
-    }
+    unfolded = {name: merge(relaxed, m, seen, held) for name, m in norms.items()} if fold else {}
     notes = []
     over_group = [m for m in modules.values() if isinstance(m, Relaxed)]  # of a lifted model
     inside = {part for layer in over_group for part in layer.modules() if part is not layer}
     for name, module in modules.items():
         if module in inside:
             continue
-        if name in folded:
+        told = f"; not folded: {unfolded[name]}" if unfolded.get(name) else ""
+        if unfolded.get(name) == "":
             notes.append(LayerNote(name, type(module).__name__, "folded", (), "into the layer before it"))
         elif isinstance(module, (*LAYERS, Relaxed)):
             notes.append(_convert(relaxed, name, module, seen.of(module), paths, module in held))
         elif type(module) in NORMALISATIONS and list(module.parameters()):
-            notes.append(_normalisation(name, module, seen.of(module), learn_normalisation))
+            notes.append(_normalisation(name, module, seen.of(module), learn_normalisation, told))
         elif list(module.parameters(recurse=False)) or name in norms:
-            notes.append(_frozen(name, module, "a point estimate: the evidence does not cover this kind of layer"))
+            notes.append(_frozen(name, module, f"a point estimate: the evidence does not cover this kind of layer{told}"))
     return notes
 
 
@@ -182,7 +180,7 @@ def _convert(
 ) -> LayerNote:
     """Relax one convolution or dense layer of the model in place, or say why it stays as it is."""
     kind = type(module).__name__
-    dense = isinstance(module, nn.Linear) and not seen.last
+    dense = (isinstance(module, nn.Linear) and not seen.last) or pool_of(module) is not None
     wanted = paths.get(name) if isinstance(paths, Mapping) else "pool" if dense else paths
     trained = {parameter.requires_grad for parameter in module.parameters()}
     if trained != {False} and seen.calls > 1 and not held:
@@ -234,14 +232,16 @@ def _as_given(name: str, module: nn.Module, why: str) -> LayerNote:
     return LayerNote(name, type(module).__name__, "kept", (), why)
 
 
-def _normalisation(name: str, module: nn.Module, seen: Seen, learned: bool) -> LayerNote:
-    """Keep the scale and shift of a normalisation layer for the evidence, or freeze them and say why."""
+def _normalisation(name: str, module: nn.Module, seen: Seen, learned: bool, told: str) -> LayerNote:
+    """Keep the scale and shift of a normalisation layer for the evidence, or freeze them and say why; ``told`` is said too."""
     why = _uncovered(module, seen)
     if not why and not learned:
         why = "a point estimate: learn_normalisation is False"
     elif not why and too_wide(module):
         why = f"a point estimate: its exact block of curvature would be too large (more than {WIDEST} numbers)"
-    return _frozen(name, module, why) if why else LayerNote(name, type(module).__name__, "kept", (), "scale and shift learned")
+    if why:
+        return _frozen(name, module, f"{why}{told}")
+    return LayerNote(name, type(module).__name__, "kept", (), f"scale and shift learned{told}")
 
 
 def _uncovered(module: nn.Module, seen: Seen) -> str:
@@ -332,20 +332,6 @@ def _frozen(name: str, module: nn.Module, why: str) -> LayerNote:
     for parameter in module.parameters(recurse=False):
         parameter.requires_grad_(False)
     return LayerNote(name, type(module).__name__, "frozen", (), why)
-
-
-def _fold(model: nn.Module, norm: _BatchNorm, seen: Observation) -> bool:
-    """Merge eval-mode batch normalisation into the layer directly before it; False if there is no such layer."""
-    before = seen.of(norm).after
-    once = before is not None and seen.of(norm).calls == 1 and seen.of(before).calls == 1
-    if not once or type(before) not in LAYERS:
-        return False
-    fuse = fuse_linear_bn_weights if isinstance(before, nn.Linear) else fuse_conv_bn_weights
-    statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
-    before.weight, before.bias = fuse(before.weight, before.bias, *statistics)  # type: ignore
-    before.bias.requires_grad_(before.weight.requires_grad)  # type: ignore  # also a new bias
-    replace(model, norm, nn.Identity())
-    return True
 
 
 @torch.no_grad()
