@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import autosym
 import predictive
 import whole
 from autosym.evidence import costs
