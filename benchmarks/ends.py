@@ -3,8 +3,8 @@
     python benchmarks/ends.py [NAME ...]       writes benchmarks/results/ends.json
     python benchmarks/ends.py --quick          one network and a few epochs, printed only
 
-Networks of ``predictive.py`` (trained plainly, then relaxed) and of ``whole.py`` (from scratch) are fitted by the defaults. At every end that
-a run may have: the evidence by Kronecker factors and of the whole network, and Kronecker's effective parameters. Of either choice: the
+Networks of ``predictive.py`` (trained plainly, then relaxed) and of ``whole.py`` (from scratch) are fitted by the defaults. At every end
+that a run may have: the evidence by Kronecker factors and of the whole network, and Kronecker's effective parameters. Of either choice: the
 epoch, the test loss of digits that were not trained on, and seconds of one core, as part of the fit's.
 """
 

@@ -16,7 +16,7 @@ import workers
 from autosym import Prior
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import solve
-from autosym.evidence import factorised, laplace, probes, whole
+from autosym.evidence import factorised, laplace, probes, rows, whole
 from autosym.nn import nets
 from factories import LIKELIHOODS
 from models import convnet, mlp, owned, randomised, small
@@ -226,6 +226,7 @@ def test_whole_evidence_by_rows_whose_outer_products_are_kept(name, monkeypatch)
     case = CASES[0]
     model, data, at, prior = problem(name, case)
     monkeypatch.setattr(factorised, "outer_is_slower", lambda *sizes: False)
+    monkeypatch.setattr(rows, "TILE", 40)
     value, gamma = dense(model, data, at, prior, case)
     found = whole.at(model, data, at, prior, how="rows")
     assert_close(found.evidence.log_evidence, value, **CLOSE)
@@ -236,7 +237,7 @@ def test_whole_evidence_by_rows_whose_outer_products_are_kept(name, monkeypatch)
 def test_whole_evidence_of_matrices_larger_than_a_panel(how, monkeypatch):
     model, data, at, prior = problem("f-fc+conv")
     expected = whole.at(model, data, at, prior, how=how)
-    monkeypatch.setattr(factorised, "PANEL", 5)
+    monkeypatch.setattr(rows, "PANEL", 5)
     monkeypatch.setattr(factorised, "COLUMNS", 7)
     found = whole.at(model, data, at, prior, how=how)
     assert_close(found.evidence.log_evidence, expected.evidence.log_evidence, **CLOSE)

@@ -17,8 +17,8 @@ from torch import Tensor
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import Solution, solve
 from autosym.evidence.factorised import Found, Jacobians
-from autosym.evidence.kernel import Rows
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.rows import Rows
 from autosym.runtime import processes
 
 STRENGTH = (
@@ -220,6 +220,6 @@ def _squares(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
     """The sum of squares of U^T w V d over all rows w."""
     if rows.inputs is not None:  # w is an outer product
         g, a = (rows.gradients @ U).square(), (rows.inputs @ V).square()
-        return ((g @ d.square()) * a).sum()
+        return ((g.unflatten(1, (a.shape[1], -1)).sum(2) @ d.square()) * a).sum()
     w = rows.gradients.view(-1, *d.shape)
     return ((U.mT @ w @ V) * d).square().sum()
