@@ -25,7 +25,7 @@ LESS = 0.05  # part of the evidence: with less lost since the best step it is be
 PARTS = (
     0.25,
     0.75,
-)  # of Kronecker's effective parameters: the whole evidence is larger by 0.37 to 0.63 of them (benchmarks/ends.py)
+)  # of Kronecker's effective parameters: the whole evidence is larger by 0.33 to 0.60 of them (benchmarks/ends.py)
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
