@@ -114,7 +114,7 @@ def certain(lr=0.3):
     data = columns()
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     with mock.patch.multiple(
-        "autosym.training.fitting", choose=lambda run, curvature: (run.at_end(), 20), settle=lambda run: None
+        "autosym.training.fitting", choose=lambda run, curvature: (run.at_end(), 20, "kronecker"), settle=lambda run: None
     ):
         return autosym.fit(autosym.relax(net, data[0][:4]), data, epochs=20, batch_size=20, lr=lr), data
 

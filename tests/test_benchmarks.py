@@ -13,6 +13,7 @@ import torch
 import ablation
 import approximations
 import costs
+import ends
 import findings
 import learned
 import normalisation
@@ -319,4 +320,16 @@ def test_whole_evidence_at_real_size_runs_small(monkeypatch, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("product, ") for line in lines) == 4
     assert any(line.startswith("whole, TF32: ") and "by truncation" in line for line in lines)
+    assert not list(tmp_path.iterdir()), "a check writes nothing"
+
+
+def test_the_ends_of_a_fit_are_compared_by_both_kinds_of_evidence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["ends.py", "--quick"])
+    monkeypatch.setattr(ends, "OUT", tmp_path / "ends.json")
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    ends.main()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("dense 0: whole above Kronecker by ")
+    assert "by kronecker" in line
+    assert "by whole" in line
     assert not list(tmp_path.iterdir()), "a check writes nothing"

@@ -95,6 +95,7 @@ def fitted(folder=None):
         "losses": [line["loss"] for line in fit.history],
         "weights": [float(p.detach().sum()) for p in fit.model.parameters()],
         "buffers": fit.model.mark.tolist(),
+        "end": [fit.epoch, fit.chosen_by == "whole"],
     }
 
 

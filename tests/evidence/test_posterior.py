@@ -217,3 +217,14 @@ def test_residuals_are_those_of_the_solution():
     found = solve(lambda v: v @ matrix, right, lambda _: False, 4)
     assert_close(found.residuals, (right - found.x @ matrix).norm(dim=1) / right.norm(dim=1), **CLOSE)
     assert found.residuals.min() > 1e-8
+
+
+def test_predictions_by_rows_are_those_along_draws(monkeypatch):
+    fit, data, _, _, new = case(make=relaxed, shape=(2, 4, 4))
+    found = of(fit, data)
+    by_rows = found.predictive(new)
+    monkeypatch.setattr(posterior, "NUMBERS", 0)
+    monkeypatch.setattr(posterior.Posterior, "_by_rows", None)
+    along = found.predictive(new)
+    for name in ("mean", "covariance"):
+        assert_close(getattr(by_rows, name), getattr(along, name), rtol=1e-9, atol=1e-9)

@@ -1,6 +1,7 @@
 """Evidence of the whole network by every route, against the dense Gauss-Newton matrix by torch.func."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import workers
 from autosym import Prior
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import solve
-from autosym.evidence import factorised, laplace, probes, whole
+from autosym.evidence import factorised, laplace, probes, rows, whole
 from autosym.nn import nets
 from factories import LIKELIHOODS
 from models import convnet, mlp, owned, randomised, small
@@ -225,6 +226,7 @@ def test_whole_evidence_by_rows_whose_outer_products_are_kept(name, monkeypatch)
     case = CASES[0]
     model, data, at, prior = problem(name, case)
     monkeypatch.setattr(factorised, "outer_is_slower", lambda *sizes: False)
+    monkeypatch.setattr(rows, "TILE", 40)
     value, gamma = dense(model, data, at, prior, case)
     found = whole.at(model, data, at, prior, how="rows")
     assert_close(found.evidence.log_evidence, value, **CLOSE)
@@ -235,20 +237,27 @@ def test_whole_evidence_by_rows_whose_outer_products_are_kept(name, monkeypatch)
 def test_whole_evidence_of_matrices_larger_than_a_panel(how, monkeypatch):
     model, data, at, prior = problem("f-fc+conv")
     expected = whole.at(model, data, at, prior, how=how)
-    monkeypatch.setattr(factorised, "PANEL", 5)
+    monkeypatch.setattr(rows, "PANEL", 5)
     monkeypatch.setattr(factorised, "COLUMNS", 7)
     found = whole.at(model, data, at, prior, how=how)
     assert_close(found.evidence.log_evidence, expected.evidence.log_evidence, **CLOSE)
     assert_close(found.gamma, expected.gamma, **CLOSE)
 
 
-def test_whole_evidence_stops_at_so_many_products():
+def test_whole_evidence_stops_at_so_many_products(monkeypatch):
     model, data, at, prior = problem("conv", samples=20)
     exact = whole.at(model, data, at, prior, how="weights").evidence.log_evidence
-    for products in (20, 60, 300):
+    made = []
+
+    class Counted(GaussNewton):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(whole, "GaussNewton", Counted)
+    for products in (20, 33, 60, 300):
         found = whole.at(model, data, at, prior, how="probes", nats=1e-3, products=products)
-        assert found.probes * found.steps <= products
-        assert found.probes >= probes.FEWEST
+        assert found.probes * found.steps <= made[-1].products <= products
         assert abs(found.evidence.log_evidence - exact) < 5 * found.evidence.standard_error + found.truncation
     again = whole.at(model, data, at, prior, how="probes", nats=1e-3, products=300)
     assert again.evidence.log_evidence == found.evidence.log_evidence
@@ -256,6 +265,49 @@ def test_whole_evidence_stops_at_so_many_products():
     assert (hasty.probes, hasty.steps) == (probes.FEWEST, probes.LEAST_STEPS)
     with pytest.raises(ValueError, match="seconds must be positive"):
         whole.at(model, data, at, prior, seconds=0.0)
+
+
+@pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
+def test_few_products_of_whole_evidence_go_to_few_deep_probes(case, monkeypatch):
+    """Where a matrix is hard, as the prior says little: the sum of standard error and truncation is less, and still holds."""
+    model, data, at, _ = problem("f-fc+conv", case, samples=20)
+    prior = Prior(at.names, 1e-4)
+    exact, _ = dense(model, data, at, prior, case)
+
+    def doubts():
+        found = [whole.at(model, data, at, prior, how="probes", products=40, seed=seed) for seed in range(8)]
+        for one in found:
+            error = float(one.evidence.log_evidence.detach() - exact)
+            assert -one.truncation - 4 * one.evidence.standard_error < error < 4 * one.evidence.standard_error
+        assert all(0 < one.gamma.sum() < at.sizes.sum() for one in found)
+        return found, sum(one.truncation + one.evidence.standard_error for one in found)
+
+    deep, least = doubts()
+    assert max(one.probes for one in deep) < probes.FEWEST
+    monkeypatch.setattr(probes.Depth, "going_on", lambda depth, found: len(found.x))
+    shallow, most = doubts()
+    assert all(one.probes == probes.FEWEST for one in shallow)
+    assert min(one.steps for one in deep) > max(one.steps for one in shallow)
+    assert least < 0.75 * most
+
+
+def test_probes_go_on_so_that_truncation_and_standard_error_are_least_in_sum():
+    class Found:
+        def __init__(self, count, steps):
+            self.x, self.steps = [None] * count, steps
+
+    def kept(left, spread, gaps, count=8):
+        depth = probes.Depth(SimpleNamespace(left=lambda: left), 0.1, None)
+        depth.gaps, depth.spread, depth.begun = gaps, spread, count
+        return depth.going_on(Found(count, max(gaps)))
+
+    falls = {5: 1024.0, 10: 32.0}  # by half each step
+    assert kept(10_000, 5.0, falls) == 8, "all, if there is enough for them"
+    assert kept(32, 5.0, falls) == 4, "4 more steps leave 2, and 8 steps of four probes 0.1"
+    assert kept(8, 5.0, falls) == 1
+    assert kept(8, 500.0, falls) == 8, "truncation is nothing beside the spread"
+    assert kept(8, 5.0, {4: 1024.0}) == 8, "too early to know"
+    assert kept(8, 5.0, {5: 32.0, 10: 32.0}) == 8, "more steps would not help"
 
 
 def test_more_nats_of_whole_evidence_cost_less():

@@ -181,6 +181,38 @@ def test_what_cannot_be_simplified_is_refused(strict):
         autosym.simplify(fitted((x, y), epochs=2, likelihood="gaussian", kernel=20), (x, y))
 
 
+def test_what_all_paths_give_up_together_is_said(strict, free):
+    for (data, fit), nats in ((strict, 10.0), (free, math.inf)):
+        found = autosym.simplify(fit, data, nats, curvature="kronecker").model.simplification
+        before, after = found.log_evidence
+        assert found.given_up == before - after
+        changed = "gained" if fit is strict[1] else "given up"
+        assert f"{abs(before - after):.1f} nats {changed} in all" in str(found)
+
+
+def test_the_most_valuable_paths_are_put_back_where_all_together_give_up_too_much(free):
+    data, fit = free
+    everything = autosym.simplify(fit, data, math.inf, "kronecker").model.simplification
+    assert all(path.left_out and not path.put_back for path in everything.paths)
+    worth = sorted(everything.paths, key=lambda path: path.nats)
+    simple = autosym.simplify(fit, data, math.inf, "kronecker", total=everything.given_up - 1)
+    found = simple.model.simplification
+    assert found.given_up <= everything.given_up - 1
+    assert found.log_evidence[1] == pytest.approx(float(simple.evidence.log_evidence))
+    kept = {(path.layer, path.path) for path in found.paths if path.put_back}
+    assert kept == {(path.layer, path.path) for path in worth[-len(kept) :]}
+    assert 0 < len(kept) < len(worth)
+    for path in found.paths:
+        weights = [p for name, p in simple.model.named_parameters() if name.startswith(f"{path.layer}.{path.path}.")]
+        assert weights
+        assert any(p.any() for p in weights) is path.put_back is not path.left_out
+    assert "put back" in str(found)
+    nothing = autosym.simplify(fit, data, math.inf, "kronecker", total=0).model.simplification
+    assert nothing.given_up <= 0
+    with pytest.raises(ValueError, match="total must be"):
+        autosym.simplify(fit, data, total=-1.0)
+
+
 def test_paths_are_priced_by_the_evidence_of_the_whole_network(strict):
     data, fit = strict
     simple = autosym.simplify(fit, data, curvature="whole")

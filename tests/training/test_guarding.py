@@ -212,6 +212,9 @@ def test_a_run_ends_at_its_best_snapshot(trained, monkeypatch):
     fit.check_weights()
 
 
+ENDS = {"epochs": 9, "burn_in": 3, "every": 1, "lr": 0.01}
+
+
 def test_the_end_can_be_chosen_by_the_evidence_of_the_whole_network(trained, monkeypatch):
     """Whatever Kronecker factors say; they do not decide which snapshots are looked at either."""
     seen = []
@@ -221,19 +224,108 @@ def test_the_end_can_be_chosen_by_the_evidence_of_the_whole_network(trained, mon
         return 1.0 if len(seen) == 3 else 0.0  # the last one: the start
 
     monkeypatch.setattr(guarding.Run, "whole_value", whole_value)
-    options = {"epochs": 9, "burn_in": 3, "every": 1, "lr": 0.01}
-    given = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **options)
-    assert not seen, "not by default"
+    given = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="kronecker", **ENDS)
+    assert (given.chosen_by, seen) == ("kronecker", [])
     monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: False)
-    same = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature=None, **options)
-    assert not seen
-    assert same.epoch == given.epoch
-    fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="whole", **options)
+    same = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **ENDS)
+    assert (same.chosen_by, same.epoch, seen) == ("kronecker", given.epoch, [])
+    fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="whole", **ENDS)
     assert len(seen) == 3
     assert fit.nothing_gained
+    assert fit.chosen_by == "whole"
     fit.check_weights()
     with pytest.raises(ValueError, match="curvature must be"):
         autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="all")
+
+
+def test_the_whole_network_chooses_the_end_by_default_where_kronecker_factors_leave_it_open(trained, monkeypatch):
+    """All ends that may be the best, by one evidence. It is asked for as often as there are such ends, and not at all if one is sure."""
+    asked, real = [], guarding.contenders
+
+    def affords(run, at, times):
+        asked.append(times)
+        return True
+
+    def fit():
+        asked.clear()
+        return autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **ENDS)
+
+    monkeypatch.setattr(guarding.Run, "affords_whole", affords)
+    monkeypatch.setattr(guarding, "contenders", lambda ends: list(ends))
+    worth = dict.fromkeys(range(10), 0.0) | {0: 5.0}
+    monkeypatch.setattr(guarding.Run, "whole_value", lambda run, at: worth[epoch_of(run)])
+    found = fit()
+    assert (found.epoch, found.chosen_by) == (0, "whole")
+    assert asked[0] == 2
+    assert asked[1] in (2, 3)
+    found.check_weights()
+    monkeypatch.setattr(guarding, "contenders", lambda ends: [end for end in real(ends) if end.state.epoch][:1])
+    assert fit().chosen_by == "kronecker"
+    assert asked == [2]
+
+
+def epoch_of(run):
+    """Of the present weights: 0 if they are those of the start."""
+    start = run.progress.snapshots[0].tensors
+    same = [torch.equal(p, start[f"model/{name}"]) for name, p in run.model.state_dict().items()]
+    return 0 if all(same) else 9
+
+
+def test_contenders_are_ends_that_effective_parameters_may_put_first():
+    def kept(*ends):
+        ends = [guarding.End(Snapshot(epoch, None, 1.0, 0.0, {}), None, *end) for epoch, end in enumerate(ends)]
+        return [end.state.epoch for end in guarding.contenders(ends)]
+
+    assert kept((-100.0, 40.0), (-119.0, 40.0), (-121.0, 40.0)) == [0, 1], "by half of the effective parameters"
+    assert kept((-100.0, 40.0), (-121.0, 60.0)) == [0, 1], "more parameters may be more in error"
+    assert kept((-100.0, 0.0), (-math.inf, 10.0)) == [0], "evidence that failed"
+    assert kept((-math.inf, 1.0), (-math.inf, 1.0)) == []
+
+
+def test_whole_evidence_that_overflows_leaves_the_end_to_kronecker_factors(trained, monkeypatch):
+    def overflows(run, at):
+        raise autosym.runtime.arithmetic.NotFinite("the Jacobian of x overflowed")
+
+    monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)
+    monkeypatch.setattr(guarding, "contenders", lambda ends: list(ends))
+    monkeypatch.setattr(guarding.Run, "whole_value", overflows)
+    model = autosym.relax(trained, pictures(2)[0])
+    given = autosym.fit(copy.deepcopy(model), pictures(), curvature="kronecker", **ENDS)
+    fit = autosym.fit(model, pictures(), **ENDS)
+    assert (fit.chosen_by, fit.epoch) == ("kronecker", given.epoch)
+    assert all(torch.equal(t, given.weights[name]) for name, t in fit.model.state_dict().items())
+    with pytest.raises(autosym.runtime.arithmetic.NotFinite):
+        autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature="whole", **ENDS)
+
+
+def test_the_end_is_chosen_by_the_whole_network_for_a_quarter_of_the_work_at_most(trained, monkeypatch):
+    asked = []
+
+    def within(model, data, laplace, epochs, batch, times, memory):
+        asked.append((epochs, times))
+        return False
+
+    monkeypatch.setattr("autosym.training.running.costs.within_a_fit", within)
+    for changes in ({}, {"sampled_end": True}, {"step": "none"}, {"nu": 4.0}, {"kernel": 10}):
+        fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **ENDS, **changes)
+        assert fit.chosen_by == ("kernel" if "kernel" in changes else "kronecker")
+    assert asked == [(9, 8)], "twice, four times over; and never where less is wanted, or there is none"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_default_fit_does_not_end_below_its_start_by_the_evidence_that_chose(trained, monkeypatch, seed):
+    monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)
+    monkeypatch.setattr(guarding, "contenders", lambda ends: list(ends))
+    values, real = {}, guarding.Run.whole_value
+
+    def whole_value(run, at):
+        values[epoch_of(run)] = found = real(run, at)
+        return found
+
+    monkeypatch.setattr(guarding.Run, "whole_value", whole_value)
+    fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), seed=seed, **ENDS)
+    assert fit.chosen_by == "whole"
+    assert float(fit.refine(pictures()).evidence.log_evidence) >= values[0] - 1e-6
 
 
 def test_snapshots_are_the_start_the_last_and_the_best():

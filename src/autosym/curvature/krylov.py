@@ -52,11 +52,17 @@ class Solution:
 
 
 def solve(
-    product: Callable[[Tensor], Tensor], right: Tensor, enough: Callable[[Solution], bool], most: int, check: int = 5
+    product: Callable[[Tensor], Tensor],
+    right: Tensor,
+    enough: Callable[[Solution], bool],
+    most: int,
+    check: int = 5,
+    going_on: Callable[[Solution], int] | None = None,
 ) -> Solution:
     """A x = z for every row z of ``right`` (k, n), by ``product``: (k, n) -> (k, n), symmetric and positive.
 
-    Every ``check`` steps ``enough`` is asked; at most ``most`` steps are made.
+    Every ``check`` steps ``enough`` is asked; at most ``most`` steps are made. Then ``going_on`` may say with how many of the rows to
+    go on, the first ones: the solution is theirs.
     """
     x, r, p = torch.zeros_like(right), right.clone(), right.clone()
     norms = old = r.square().sum(1)
@@ -80,6 +86,9 @@ def solve(
             found = _solution(x, alphas, betas, norms)
             if len(alphas) >= most or not (old > CONVERGED**2 * norms).any() or enough(found):
                 return found
+            kept = len(x) if going_on is None else going_on(found)
+            x, r, p, norms, old = (t[:kept] for t in (x, r, p, norms, old))
+            alphas, betas = ([t[:kept] for t in made] for made in (alphas, betas))
 
 
 def _solution(x: Tensor, alphas: list[Tensor], betas: list[Tensor], norms: Tensor) -> Solution:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass, budget
 from autosym.curvature.tape import Tape
-from autosym.evidence.factorised import MOVED, outer_is_slower
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.rows import MOVED, outer_is_slower
 from autosym.linear.path import Definition
 from autosym.runtime import arithmetic
 from autosym.runtime.batching import Data
@@ -72,7 +72,7 @@ def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = No
     forward = sum(s * k * (o * i + NUMBER * (o + i)) for s, k, o, i in shapes.values())
     counted = [shape for name, shape in shapes.items() if name not in laplace.left_out]
     weights, rows = sum(k * o * i for _, k, o, i in counted), laplace.samples * laplace.outputs
-    outer = [(k, o, i) for s, k, o, i in counted if s == 1 and not outer_is_slower(o, i, rows)]
+    outer = [(k, o, i) for s, k, o, i in counted if s == 1 and not outer_is_slower(o, i)]
     joined = weights - sum(k * o * i for k, o, i in outer)
     slopes = rows * STEP * forward  # the Jacobian, row by row
     routes: dict[How, float] = {"probes": PROBES * STEPS * PRODUCT * laplace.samples * forward}
@@ -81,8 +81,8 @@ def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = No
     if weights <= FEW and 8 * 4 * weights**2 <= room:
         routes["weights"] = slopes + 0.6 * rows * weights**2 + 0.8 * weights**3
     if rows <= FEW and 8 * 5 * rows**2 + 2 * size * rows * weights <= room:
-        each = sum(k * (o + i + MOVED) for k, o, i in outer)
-        routes["rows"] = slopes + rows**2 * (0.9 * joined + 2 * each) + (1.0 if outer else 0.4) * rows**3
+        each = sum(k * (o + MOVED) for k, o, _ in outer)
+        routes["rows"] = slopes + rows**2 * (0.9 * joined + each) + (1.0 if outer else 0.4) * rows**3
     return Costs(forward, laplace.samples, len(shapes), routes)
 
 

@@ -10,12 +10,10 @@ from torch import Tensor
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.passes import Pass, budget
 from autosym.curvature.verification import verify
-from autosym.evidence.kernel import Rows, rows_of
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.rows import COLUMNS, Rows, add_products, outer_is_slower, rows_of
 
 BATCH = 64  # samples whose Jacobian is formed at once, at most
-PANEL, COLUMNS = 512, 4096  # rows of a symmetric product that are formed at once, and columns that are converted at once
-MOVED = 500  # multiplications in the time in which a number of a large matrix is read and written a few times
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def by_weights(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float],
     for paths in Jacobians(H, laplace, memory, alone=True):
         rows = {path.name: path for path in paths}
         whitened = torch.cat([rows[name].finite().dense().double() * (scale / precision[name]) ** 0.5 for name in names], 1)
-        _add_products(total, whitened.mT)
+        add_products(total, whitened.mT)
     root = _root(total)
     log_det, root = _log_det(root), root.to(H.parameters[0].dtype)
     inverse = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype, device=root.device), upper=False)
@@ -82,43 +80,27 @@ def by_rows(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], me
     x, places = torch.cat([x for x, _ in shown]), torch.cat([places for _, places in shown])
     scale = float(H.likelihood.scale().detach())
     paths = [path.finite() for path in jacobians.of(x, places) if path.name not in laplace.left_out]
-    rows = paths[0].gradients.shape[0 if paths[0].inputs is None else 1]
-    few = [p for p in paths if p.inputs is None or outer_is_slower(p.gradients.shape[2], p.inputs.shape[2], rows)]
+    few = [p for p in paths if p.inputs is None or outer_is_slower(p.gradients.shape[2], p.inputs.shape[2])]
     many = [path.double() for path in paths if all(path is not other for other in few)]
     joined = [path.dense() * (scale / precision[path.name]) ** 0.5 for path in few]
-    total = torch.zeros(rows, rows, dtype=torch.float64, device=H.device)
+    total = torch.zeros(len(paths[0]), len(paths[0]), dtype=torch.float64, device=H.device)
     for dense in joined:
         for part in dense.split(COLUMNS, 1):
-            _add_products(total, part.double())
+            add_products(total, part.double())
     for path in many:
-        for one, other in path.factors():
-            total.addcmul_(one, other, value=scale / precision[path.name])
+        path.add_kernel(total, scale / precision[path.name])
     root = _root(total)
     log_det, own = _log_det(root), root.to(H.parameters[0].dtype)
     gamma = {}
     for path, dense in zip(few, joined, strict=True):
         parts = (torch.linalg.solve_triangular(own, part, upper=False) for part in dense.split(COLUMNS, 1))
         gamma[path.name] = float(sum(part.square().sum(dtype=torch.float64) for part in parts))
-    inverse = torch.cholesky_inverse(root) if many else root
+    inverse = torch.cholesky_inverse(root).tril_().mul_(2) if many else root
+    inverse.diagonal().mul_(0.5)  # so that products with the lower part of a symmetric matrix count its upper part too
     for path in many:
-        spent = sum(float((one.mul_(other) * inverse).sum()) for one, other in path.factors())
+        spent = sum(float((tile * inverse[begin:end, :end]).sum()) for begin, end, tile in path.tiles())
         gamma[path.name] = scale / precision[path.name] * spent
     return Found(log_det, gamma)
-
-
-def outer_is_slower(out: int, inside: int, rows: int) -> bool:
-    """Whether products of rows are faster by all weights than by the two vectors of each block.
-
-    By vectors, numbers have to be moved, and an inverse is formed for the effective parameters.
-    """
-    return out * inside <= 2 * (out + inside + MOVED) + rows
-
-
-def _add_products(total: Tensor, rows: Tensor) -> None:
-    """Add all products of ``rows`` with each other to the lower part of ``total``, in place."""
-    for begin in range(0, len(rows), PANEL):
-        end = min(begin + PANEL, len(rows))
-        total[begin:end, :end].addmm_(rows[begin:end], rows[:end].mT)
 
 
 def _root(matrix: Tensor) -> Tensor:

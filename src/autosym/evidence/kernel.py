@@ -9,7 +9,6 @@ bound in expectation. With one output the cost does not depend on the number of 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -22,10 +21,11 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
-from autosym.curvature.verification import linearised, refuse_batch_dependence, verify
+from autosym.curvature.verification import refuse_batch_dependence, verify
 from autosym.evidence import possible
 from autosym.evidence.laplace import closed_form_step, left_out
 from autosym.evidence.record import Evidence
+from autosym.evidence.rows import rows_of
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import Data, check_seen, size_of
@@ -161,85 +161,3 @@ def _chosen(shown: Pass, samples: int | None, parts: int, seed: int) -> Tensor:
     if not torch.isfinite(shown.statistic):
         raise NotFinite("the log-likelihood is not finite (NaN or Inf): check the model's outputs on these data")
     return torch.stack([found[i] for i in range(len(order))])
-
-
-@dataclass(frozen=True)
-class Rows:
-    """R^T J of one path for some samples, row by row. With ``inputs`` (one position) a row is the outer product of two vectors.
-
-    ``gradients`` is (rows, weights), or (K, rows, out) beside ``inputs`` (K, rows, in).
-    """
-
-    name: str
-    gradients: Tensor
-    inputs: Tensor | None = None
-
-    def kernel(self) -> Tensor:
-        """The products of all rows with each other, (rows, rows) in float64."""
-        t, a = self.gradients, self.inputs
-        found = (t @ t.mT if a is None else ((t @ t.mT) * (a @ a.mT)).sum(0)).double()
-        if not torch.isfinite(found).all():
-            raise NotFinite(
-                f"the kernel of {self.name} overflowed {t.dtype}: rescale the inputs or the targets, or use model.double()"
-            )
-        return found
-
-    def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Two matrices (rows, rows) for each block, whose elementwise product is that block's part of ``kernel``. With ``inputs`` only."""
-        assert self.inputs is not None
-        return ((t @ t.mT, a @ a.mT) for t, a in zip(self.gradients, self.inputs, strict=True))
-
-    def finite(self) -> "Rows":
-        """The same; a NotFinite if numbers overflowed."""
-        if not all(torch.isfinite(t).all() for t in (self.gradients, self.inputs) if t is not None):
-            raise NotFinite(
-                f"the Jacobian of {self.name} overflowed {self.gradients.dtype}: rescale the inputs or the targets, or use model.double()"
-            )
-        return self
-
-    def double(self) -> "Rows":
-        """The same in float64."""
-        return Rows(self.name, self.gradients.double(), None if self.inputs is None else self.inputs.double())
-
-    def dense(self) -> Tensor:
-        """(rows, weights)."""
-        if self.inputs is None:
-            return self.gradients
-        return torch.einsum("kro,kri->rkoi", self.gradients, self.inputs).flatten(1)
-
-
-def rows_of(
-    model: nn.Module,
-    x: Tensor,
-    likelihood: Likelihood,
-    chosen: Tensor | None,
-    batch_size: int,
-    outputs: Tensor | None = None,
-) -> list[Rows]:
-    """R^T J of every path at inputs x. Rows are samples times the columns of R, of which one may be ``chosen`` for each sample.
-
-    R is taken at ``outputs`` (B, D), by default those of the model.
-    """
-    parts: dict[str, list[Tensor]] = {}
-    inputs: dict[str, list[Tensor]] = {}
-    for begin in range(0, len(x), batch_size):
-        inside = slice(begin, begin + batch_size)
-        root = likelihood.root if chosen is None else partial(_one_column, likelihood, chosen[inside])
-        if outputs is not None:
-            root = partial(_given, root(outputs[inside]))
-        for name, (columns, g) in linearised(model, x[inside], root)[1].items():
-            if columns.shape[1] == 1:  # one position: the kernel is a product, gradients are not needed
-                inputs.setdefault(name, []).append(columns[:, 0].repeat_interleave(g.shape[1], 0).transpose(0, 1))
-                parts.setdefault(name, []).append(g[:, :, 0].flatten(0, 1).transpose(0, 1))
-            else:
-                parts.setdefault(name, []).append(torch.einsum("bcsko,bski->bckoi", g, columns).flatten(2).flatten(0, 1))
-    joined = {name: torch.cat(found, 1) for name, found in inputs.items()}
-    return [Rows(name, torch.cat(found, int(name in joined)), joined.get(name)) for name, found in parts.items()]
-
-
-def _given(root: Tensor, f: Tensor) -> Tensor:
-    return root.to(f)
-
-
-def _one_column(likelihood: Likelihood, chosen: Tensor, f: Tensor) -> Tensor:
-    return likelihood.column(f, chosen)[:, :, None]

@@ -10,7 +10,7 @@ A draw is (H + D)^-1 (D^1/2 e + sum_n J_n^T R_n e_n) with standard normal noise,
 factors. All draws and the Newton step of the mean share a round's products.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,13 +22,13 @@ from autosym.bayes.likelihoods import Gaussian, Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.gauss_newton import GaussNewton, flat, linear, parts_of
 from autosym.curvature.krylov import Solution, solve
-from autosym.curvature.owners import sites
+from autosym.curvature.owners import Site, sites
 from autosym.curvature.passes import Pass
-from autosym.evidence.kernel import rows_of
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.leave_one_out import AS_IT_IS, Tuning, cavity, predicted_at, tune
 from autosym.evidence.predictive import Link, Predictive, check_link, checked_inputs
 from autosym.evidence.probes import Whitened
+from autosym.evidence.rows import rows_of, symmetric
 from autosym.evidence.whole import refuse_other
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
@@ -37,6 +37,7 @@ RESIDUAL, MOST_STEPS = 1e-2, 200  # of conjugate gradients: enough for draws, wh
 ROUNDS, DRAWS = 1, 32
 MORE = 128  # draws of a tuned posterior by rows: 32 make covariances of ten classes so noisy that a quarter of the gain is lost
 FEW, BATCH = 8_000, 64  # rows (samples times outputs) whose matrix is factorised; samples whose Jacobian is formed at once
+NUMBERS, SOME = 2**25, 8  # of a Jacobian at new inputs (256 MiB), and inputs it has to have at least
 
 How = Literal["rows", "steps"]
 
@@ -54,21 +55,40 @@ class Posterior:
     draws: Tensor
     tuning: Tuning = AS_IT_IS
 
+    @arithmetic.true_float32()
     def predictive(self, x: Tensor, link: Link = "probit") -> Predictive:
         """The predictive at ``x`` (B, ...), in closed form, or by "monte-carlo" over the draws and their mirror images about the mean."""
         check_link(link)
         x = checked_inputs(self.model, x)
-        parameters = [site.parameter for site in sites(self.model)]
-        vectors = parts_of(torch.cat([self.offset[None], self.draws]).to(x.device), parameters)
-        parts = []
-        for part in x.split(256):
-            f, along, _ = linear(self.model, parameters, part)
-            parts.append(torch.cat([f[None], along(vectors)]).double())
-        outputs = torch.cat(parts, 1)
+        outputs = self._along(x)
         mean, deviations = outputs[0] + outputs[1], outputs[2:]
         covariance = spread(deviations)
         both = mirrored(torch.zeros_like(mean), deviations)
         return Predictive(mean, covariance, **predicted_at(self.likelihood, mean, covariance, both, link, self.tuning))
+
+    def _along(self, x: Tensor) -> Tensor:
+        """The outputs (2 + k, B, D) at x, their derivatives along the offset, and along the draws."""
+        owned, vectors = sites(self.model), torch.cat([self.offset[None], self.draws]).to(x.device)
+        with torch.no_grad():
+            outputs = self.model(x[:1]).shape[1]
+        together = min(NUMBERS // (vectors.shape[1] * outputs), BATCH)
+        if outputs <= len(vectors) and together >= SOME:  # a row for each output is less than a vector for each draw
+            return torch.cat([self._by_rows(owned, vectors, part) for part in x.split(together)], 1)
+        parameters, found = [site.parameter for site in owned], []
+        parts = parts_of(vectors, parameters)
+        for part in x.split(256):
+            f, along, _ = linear(self.model, parameters, part)
+            found.append(torch.cat([f[None], along(parts)]).double())
+        return torch.cat(found, 1)
+
+    def _by_rows(self, owned: Sequence[Site], vectors: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            f = self.model(x)
+        parts = vectors.split([site.parameter.numel() for site in owned], 1)
+        named = {site.name: part for site, part in zip(owned, parts, strict=True)}
+        paths = rows_of(self.model, x, Gaussian(), None, len(x))
+        moved = sum((path.along(named[path.name]).double() for path in paths), torch.zeros((), device=x.device))
+        return torch.cat([f[None].double(), moved.view(len(vectors), *f.shape)])
 
 
 @arithmetic.true_float32()
@@ -92,15 +112,15 @@ def at(
     if draws < 2 or rounds < 0:
         raise ValueError(f"draws must be at least 2 and rounds not negative, got {draws} and {rounds}")
     of = _Linearised(model, data, laplace, prior, draws, seed, _route(laplace, how), batch_size, memory)
-    H, f = of.H, of.f
+    f = of.f
     offset, slope, hessian = torch.zeros_like(of.weights), torch.zeros_like(f), averages(of.likelihood, f[None], of.y)[1]
     for number in range(rounds + 1):
         D = of.system.precisions
-        step = D * (of.weights + offset) + of.scale * H.back(slope[None])[0] if number else torch.zeros_like(D)
+        step = D * (of.weights + offset) + of.scale * of.system.back(slope[None])[0] if number else torch.zeros_like(D)
         moved, deviations = of.solved(hessian, step)
         offset = offset + moved
         if number < rounds:
-            _, moved = H.along(torch.cat([offset[None], deviations]))
+            moved = of.system.along(torch.cat([offset[None], deviations]))
             slope, hessian = averages(of.likelihood, mirrored(f + moved[0], moved[1:]), of.y)
     return Posterior(of.model, of.likelihood, offset, deviations)
 
@@ -134,10 +154,10 @@ def tuned(
     of = _Linearised(model, data, laplace, prior, draws, seed, how, batch_size, memory)
     slope, hessian = averages(of.likelihood, of.f[None], of.y)
     deviations = of.solved(hessian)[1]
-    moved = of.H.along(deviations)[1]
+    moved = of.system.along(deviations)
     averaged = averages(of.likelihood, mirrored(of.f, moved), of.y)[1]
     mean, covariance = of.without(slope, hessian, lambda: moved)
-    means = (mean, of.without(slope, averaged, lambda: of.H.along(of.solved(averaged)[1])[1])[0])
+    means = (mean, of.without(slope, averaged, lambda: of.system.along(of.solved(averaged)[1]))[0])
     tuning = tune(of.likelihood, means, covariance, of.y, link, seed)
     return Posterior(of.model, of.likelihood, torch.zeros_like(of.weights), deviations, tuning)
 
@@ -181,7 +201,7 @@ class _Linearised:
         """-(H + D)^-1 step, and draws of N(0, (H + D)^-1), with ``hessian`` (N, D, D) in H."""
         roots = root(hessian)
         self.system.use(roots)
-        random = self.scale**0.5 * self.H.back(torch.einsum("nij,knj->kni", roots, self.noise))
+        random = self.scale**0.5 * self.system.back(torch.einsum("nij,knj->kni", roots, self.noise))
         random = random + self.system.precisions.sqrt() * self.own
         step = torch.zeros_like(self.weights) if step is None else step
         found = self.system.solve(torch.cat([-step[None], random]))
@@ -204,6 +224,14 @@ class _Steps:
         """Take R R^T of ``roots`` (N, D, D) for Lambda from now on."""
         self.H.roots = roots
 
+    def along(self, vectors: Tensor) -> Tensor:
+        """J v (k, N, D) for each row v of ``vectors``."""
+        return self.H.along(vectors)[1]
+
+    def back(self, cotangents: Tensor) -> Tensor:
+        """sum_n J_n^T u_n (k, weights) for ``cotangents`` u (k, N, D)."""
+        return self.H.back(cotangents)
+
     def solve(self, right: Tensor) -> Tensor:
         def enough(found: Solution) -> bool:
             return bool((found.residuals < RESIDUAL).all())
@@ -220,28 +248,44 @@ class _Rows:
     """(H + D)^-1 z = D^-1 z - D^-1 J^T R (1 / scale + R^T K R)^-1 R^T J D^-1 z, with K = J D^-1 J^T of all samples and outputs."""
 
     def __init__(self, H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], x: Tensor):
-        self.H, self.scale = H, float(laplace.likelihood.scale().detach())
+        self.H, self.scale, self.outputs = H, float(laplace.likelihood.scale().detach()), laplace.outputs
         self.precisions = _precisions(H, laplace, precision)
-        paths = [path for path in rows_of(H.model, x, Gaussian(), None, BATCH) if path.name not in laplace.left_out]
-        self.kernel = sum(
-            (path.double().kernel().div_(precision[path.name]) for path in paths), torch.zeros((), dtype=torch.float64)
-        )
+        self.paths = {path.name: path for path in rows_of(H.model, x, Gaussian(), None, BATCH)}
+        counted = [path for path in self.paths.values() if path.name not in laplace.left_out]
+        rows = len(x) * laplace.outputs
+        self.kernel = torch.zeros(rows, rows, dtype=torch.float64, device=H.device)
+        for path in counted:
+            path.finite().double().add_kernel(self.kernel, 1 / precision[path.name])
+        self.kernel = symmetric(self.kernel)
+        self.roots: Tensor | None = None
 
     def use(self, roots: Tensor) -> None:
         """Take R R^T of ``roots`` (N, D, D) for Lambda from now on."""
-        self.H.roots, K = roots, self.kernel
-        inside = self._turned(self._turned(K).mT)
+        if self.roots is not None and torch.equal(roots, self.roots):
+            return
+        self.roots = roots
+        inside = self._turned(self._turned(self.kernel).mT)
         inside.diagonal().add_(1 / self.scale)
         self.factor = torch.linalg.cholesky(inside)
 
+    def along(self, vectors: Tensor) -> Tensor:
+        """J v (k, N, D) for each row v of ``vectors``."""
+        parts = zip(self.H.sites, vectors.split(self.H.sizes, 1), strict=True)
+        found = sum((self.paths[s.name].along(part).double() for s, part in parts), torch.zeros((), device=self.H.device))
+        return found.view(len(vectors), -1, self.outputs)
+
+    def back(self, cotangents: Tensor) -> Tensor:
+        """sum_n J_n^T u_n (k, weights) for ``cotangents`` u (k, N, D)."""
+        u = cotangents.flatten(1)
+        return torch.cat([self.paths[site.name].back(u).double() for site in self.H.sites], 1)
+
     def solve(self, right: Tensor) -> Tensor:
-        R = self.H.roots
+        R = self.roots
         assert R is not None
-        kept = right * torch.where(self.precisions > 0, 1 / self.precisions, 0.0)
-        _, along = self.H.along(kept)
-        rows = torch.cholesky_solve((along[:, :, None] @ R).flatten(1).mT, self.factor).mT
-        back = self.H.back((R @ rows.view(-1, *R.shape[:2], 1))[..., 0])
-        return kept - back * torch.where(self.precisions > 0, 1 / self.precisions, 0.0)
+        variances = torch.where(self.precisions > 0, 1 / self.precisions, 0.0)
+        kept = right * variances
+        rows = torch.cholesky_solve((self.along(kept)[:, :, None] @ R).flatten(1).mT, self.factor).mT
+        return kept - self.back((R @ rows.reshape(-1, *R.shape[:2], 1))[..., 0]) * variances
 
     def covariance(self, roots: Tensor, moved: Callable[[], Tensor]) -> Tensor:
         """J_n (H + D)^-1 J_n^T of every sample (N, D, D), exactly: the blocks of K - K R (1 / scale + R^T K R)^-1 R^T K."""
@@ -254,9 +298,9 @@ class _Rows:
 
     def _turned(self, matrix: Tensor) -> Tensor:
         """R^T M, with R of all samples as one block-diagonal matrix."""
-        assert self.H.roots is not None
-        samples, outputs = self.H.roots.shape[:2]
-        return (self.H.roots.mT @ matrix.reshape(samples, outputs, -1)).view(matrix.shape)
+        assert self.roots is not None
+        samples, outputs = self.roots.shape[:2]
+        return (self.roots.mT @ matrix.reshape(samples, outputs, -1)).view(matrix.shape)
 
 
 def _precisions(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float]) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import Solution, solve
 from autosym.evidence.factorised import Found, Jacobians
-from autosym.evidence.kernel import Rows
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.rows import Rows
 from autosym.runtime import processes
 
 STRENGTH = (
@@ -53,32 +53,83 @@ def by_probes(whitened: "Whitened", nats: float, seed: int, most: int, memory: f
     """Probes, a few at a time, until their standard error is small enough. The first find the number of steps, for all.
 
     Steps are enough if truncation is within half of ``nats``, or within the standard error that the rest of the allowance can reach.
+    Where all of the first probes cannot come so far, the rest of the allowance goes to fewer of them (``Depth``).
     """
     mean = whitened.trace(memory) if whitened.cheap_trace else None
     values: list[Tensor] = []
     gammas: list[Tensor] = []
     steps, error, truncation, slope = MOST_STEPS, math.inf, 0.0, 0.0
-    count = AT_ONCE if allowance.seconds is None and allowance.left() >= AT_ONCE * USUAL_STEPS else FEWEST
+    plenty = allowance.seconds is None and allowance.left() >= AT_ONCE * USUAL_STEPS
+    count = AT_ONCE if plenty else FEWEST
+    depth = Depth(allowance, whitened.least, mean)
 
     def enough(found: Solution) -> bool:
-        lower, upper = found.log_bracket(whitened.least)
-        gap, left = float((upper - lower).mean()) / 2, allowance.left()
-        reached = 0.5 * float(upper.std()) / math.sqrt(count + max(left, 0.0) / found.steps)
-        return not values and found.steps >= LEAST_STEPS and (gap <= max(nats / 2, reached) or left < count)
+        if values:
+            return False
+        gap, left = depth.see(found), allowance.left()
+        reached = depth.spread / math.sqrt(len(found.x) + max(left, 0.0) / found.steps)
+        return found.steps >= LEAST_STEPS and (gap <= max(nats / 2, reached) or left < len(found.x))
 
     while 2 * error > nats and len(values) < most and count > 0:
         z = whitened.probes(seed, len(values), min(count, most - len(values)))
-        found = solve(whitened, z, enough, steps, check=5 if allowance.seconds is None else 1)
+        going_on = None if values else depth.going_on
+        found = solve(whitened, z, enough, steps, 5 if plenty else 1, going_on)
         lower, upper = found.log_bracket(whitened.least)
         slope = slope if values or mean is None else found.log_slope()
-        values += list(upper if mean is None else upper - slope * (found.forms - mean))
-        gammas += list(whitened.gammas(z, found.x).cpu())
+        values += list(_centred(upper, found, slope, mean))
+        gammas += list(whitened.gammas(z[: len(found.x)], found.x).cpu())
         steps, truncation = found.steps, max(truncation, float((upper - lower).mean()) / 2)
-        error = 0.5 * standard_error(torch.stack(values))
+        error = 0.5 * standard_error(torch.stack(values)) if len(values) >= FEWEST else depth.error(len(values))
         count = min(AT_ONCE, int(allowance.left() / steps))
     log_det = whitened.log_det + float(torch.stack(values).mean())
     gamma = {site.name: float(g) for site, g in zip(whitened.H.sites, torch.stack(gammas).mean(0), strict=True)}
     return Found(log_det, gamma, error, truncation, len(values), steps)
+
+
+class Depth:
+    """How the rest of an allowance is spent: k of the probes that were begun go on, so that truncation and standard error are least in sum.
+
+        k = argmin gap(steps + left / k) + spread / sqrt(k)
+
+    ``gap`` bounds the truncation in nats. It is taken to fall by the same factor each step as it did since half as many. ``spread`` is the
+    standard deviation of one probe in nats, by all that were begun: a few that go on could not tell it.
+    """
+
+    def __init__(self, allowance: Allowance, least: float, mean: float | None):
+        self.allowance, self.least, self.mean = allowance, least, mean
+        self.gaps: dict[int, float] = {}
+        self.spread, self.begun = math.inf, 0
+
+    def see(self, found: Solution) -> float:
+        """The gap of these steps."""
+        lower, upper = found.log_bracket(self.least)
+        if len(upper) >= FEWEST:
+            slope = 0.0 if self.mean is None else found.log_slope()
+            self.spread, self.begun = 0.5 * float(_centred(upper, found, slope, self.mean).std()), len(upper)
+        self.gaps[found.steps] = float((upper - lower).mean()) / 2
+        return self.gaps[found.steps]
+
+    def going_on(self, found: Solution) -> int:
+        """How many probes go on from here."""
+        now, count, left = found.steps, len(found.x), self.allowance.left()
+        before = max((step for step in self.gaps if step <= now / 2), default=0)
+        if now < LEAST_STEPS or not before:
+            return count
+        fall = min(self.gaps[now] / self.gaps[before], 1.0) ** (1 / (now - before))
+
+        def doubt(k: int) -> float:
+            return self.gaps[now] * fall ** (min(now + left / k, MOST_STEPS) - now) + self.error(k)
+
+        return min((count // 2**halving for halving in range(count.bit_length())), key=doubt)
+
+    def error(self, count: int) -> float:
+        """The standard error of the mean of so many, as ``standard_error`` has it."""
+        return self.spread / math.sqrt(count) * math.sqrt((self.begun - 1) / (self.begun - 3))
+
+
+def _centred(values: Tensor, found: Solution, slope: float, mean: float | None) -> Tensor:
+    """Values of probes less what is known of their chance: ``mean`` is that of z^T A z over all probes."""
+    return values if mean is None else values - slope * (found.forms - mean)
 
 
 def standard_error(values: Tensor) -> float:
@@ -169,6 +220,6 @@ def _squares(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
     """The sum of squares of U^T w V d over all rows w."""
     if rows.inputs is not None:  # w is an outer product
         g, a = (rows.gradients @ U).square(), (rows.inputs @ V).square()
-        return ((g @ d.square()) * a).sum()
+        return ((g.unflatten(1, (a.shape[1], -1)).sum(2) @ d.square()) * a).sum()
     w = rows.gradients.view(-1, *d.shape)
     return ((U.mT @ w @ V) * d).square().sum()

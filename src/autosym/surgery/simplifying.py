@@ -39,6 +39,7 @@ class PathWorth:
     share: float
     nats: float
     left_out: bool
+    put_back: bool = False  # it was left out, but all such paths together gave up more than was allowed
 
 
 @dataclass(frozen=True)
@@ -53,27 +54,46 @@ class Simplification:
     cautions: tuple[Caution, ...] = ()  # from the fit
     curvature: Literal["kronecker", "whole"] = "kronecker"  # whose evidence this is
 
+    @property
+    def given_up(self) -> float:
+        """The nats of evidence that all paths together took with them; negative if the evidence is larger without them."""
+        before, after = self.log_evidence
+        return before - after
+
     def __str__(self) -> str:
         rows = [("layer", "path", "share", "nats", "")]
-        rows += [(p.layer, p.path, f"{p.share:.1%}", f"{p.nats:+.1f}", "left out" if p.left_out else "") for p in self.paths]
+        for p in self.paths:
+            done = "left out" if p.left_out else "put back" if p.put_back else ""
+            rows.append((p.layer, p.path, f"{p.share:.1%}", f"{p.nats:+.1f}", done))
         before, after = self.log_evidence
         of = " of the whole network" if self.curvature == "whole" else ""
-        found = f"log evidence{of} {before:.1f} before, {after:.1f} after; precisions were learned again for both"
+        changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
+        found = (
+            f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed} in all; precisions were learned again for both"
+        )
         return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
 
 
 def simplify(
-    fitted: Fit, data: Data, nats: float = 10.0, curvature: Literal["kronecker", "whole"] | None = None, **options: Any
+    fitted: Fit,
+    data: Data,
+    nats: float = 10.0,
+    curvature: Literal["kronecker", "whole"] | None = None,
+    total: float = math.inf,
+    **options: Any,
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
 
     ``data`` must be the data of the fit. A path is a candidate if it breaks a symmetry that another path of its layer keeps.
     Candidates are tried once each, the one with the least evidence first. A candidate is left out if the log evidence then falls
     by less than ``nats``: its weights become zero and its precisions 1e12. Other weights do not change; precisions and noise are
-    learned again. This computes the evidence once for each candidate, and again for each one tried. A sparse path whose omega
-    makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of the whole
-    network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by default the former
-    where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options`` go to
+    learned again. So ``nats`` holds for each path. If all that were left out give up more than ``total`` together, they are put back one
+    after the other, the one worth most by itself first, until they do not.
+
+    This computes the evidence once for each candidate, and again for each one tried or put back. A sparse path whose omega makes it
+    constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of the whole network, with
+    the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by default the former where all of
+    it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options`` go to
     ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     if not isinstance(fitted, Fit):
@@ -91,6 +111,8 @@ def simplify(
         raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
+    if not total >= 0:
+        raise ValueError(f"total must be a number of nats, not negative, got {total}: 0 leaves out only what costs nothing")
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -103,7 +125,8 @@ def simplify(
         fewer = options.get("sampled") or options.get(
             "subset"
         )  # whoever asks for less than exact factors wants no more work than that
-        affords = not fewer and fitted.affords_whole(data, times=2 * len(candidates) + 1)
+        each = 2 if total == math.inf else 3  # alone, beside others, and put back
+        affords = not fewer and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
     simplest = without(())
@@ -117,7 +140,11 @@ def simplify(
         tried = without((*gone, stem))
         if _log_evidence(simplest) - _log_evidence(tried) < nats:
             gone, simplest = (*gone, stem), tried
-    rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone) for stem, p in candidates.items())
+    back: tuple[str, ...] = ()
+    while gone and before - _log_evidence(simplest) > total:
+        gone, back = gone[:-1], (*back, gone[-1])  # they are in the order of their worth
+        simplest = without(gone)
+    rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone, stem in back) for stem, p in candidates.items())
     done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest

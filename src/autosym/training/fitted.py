@@ -62,6 +62,7 @@ class Fit:
     start: Start | None = None  # the model as it was given
     recoveries: int = 0  # how often the run collapsed, and went back to a good snapshot at a lower rate (history says why)
     epoch: int | None = None  # after which the weights were as they are now; 0 is the start
+    chosen_by: str | None = None  # whose evidence chose that epoch: "kronecker", "whole" or "kernel"
 
     # Pages are made from fits, so their room comes after this one: autosym/__init__.py gives the methods that write them.
     report: ClassVar[Callable[..., File]]
@@ -223,6 +224,7 @@ class Fit:
             "start": pack(self.start, "start", tensors),
             "recoveries": self.recoveries,
             "epoch": self.epoch,
+            "chosen_by": self.chosen_by,
         }
         if processes.first():
             checkpoint.write(path, tensors, {**state, "checksum": _checksum(tensors, state)}, KIND)
@@ -317,6 +319,7 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
         start=unpack(state.get("start"), tensors, KINDS),
         recoveries=state.get("recoveries", 0),
         epoch=state.get("epoch"),
+        chosen_by=state.get("chosen_by"),
     )
 
 

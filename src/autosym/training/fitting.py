@@ -71,7 +71,7 @@ def fit(
     nu: float = math.inf,
     evidence_data: Data | None = None,
     augment: Augment | None = None,
-    curvature: Literal["kronecker", "whole"] | None = "kronecker",
+    curvature: Literal["kronecker", "whole"] | None = None,
     memory: float | None = None,
     capture: bool = True,
     deterministic: bool = False,
@@ -92,7 +92,8 @@ def fit(
     once each, as they are; ``augment(x, generator)`` changes training batches only. Dropout and batch normalisation must be in eval mode.
     ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``; ``epochs`` is a bound. With ``step="none"`` it is MAP at
     ``prior_precision``; with evidence precisions start there. A model that was trained before does not end below where it began. The
-    ``curvature`` "whole" chooses the end by the evidence of the whole network, None where that takes no more work than the fit.
+    end is chosen by the evidence of the whole network where that takes a quarter of the work at most; ``curvature`` "kronecker" never
+    does, "whole" always (``Fit.chosen_by`` says which).
 
     ``callbacks`` and ``log`` are called with every line of the history; ``progress`` shows it, ``history`` and ``tensorboard`` keep it.
     ``resume`` goes on from the file ``checkpoint``, bit for bit. Every argument is in docs/faq.md, "What can a fit be told?".
@@ -173,13 +174,13 @@ def train(run: Run, tell: Callback, keeper: Keeper) -> None:
         keeper.keep(run.ended())
 
 
-def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = "kronecker") -> Fit:
+def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> Fit:
     """The fit, at the end of the run or where it had more evidence, of Kronecker factors or of the whole network."""
-    at, epoch = choose(run, curvature)
+    at, epoch, by = choose(run, curvature)
     progress = run.progress
     with torch.no_grad():
         found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)
-        return Fit(*found, start=progress.start, recoveries=progress.recoveries, epoch=epoch)
+        return Fit(*found, start=progress.start, recoveries=progress.recoveries, epoch=epoch, chosen_by=by)
 
 
 def _epoch(run: Run, epoch: int) -> dict[str, Any]:

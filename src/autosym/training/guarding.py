@@ -6,6 +6,7 @@ snapshot has, or evidence far below all before.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autosym.evidence.kernel import Kernel
@@ -14,7 +15,7 @@ from autosym.runtime import processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.training import evidence_steps
 from autosym.training.running import Run
-from autosym.training.snapshots import Start
+from autosym.training.snapshots import Snapshot, Start
 from autosym.training.starting import SLOWER, floor
 
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
@@ -22,7 +23,10 @@ FAR = 0.25  # of that way: of a model trained before, a loss that stays beyond i
 STAYS = 128  # steps, and two epochs at least, beyond which it stays
 MOST = 12  # recoveries
 LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
-ENDS = 3  # that a run may have: where training ended, its best snapshot, its start
+PARTS = (
+    0.25,
+    0.75,
+)  # of Kronecker's effective parameters: the whole evidence is larger by 0.33 to 0.60 of them (benchmarks/ends.py)
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
@@ -103,39 +107,74 @@ def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
     return sum(late) <= sum(before[-third:]) and max(late) <= max(before)
 
 
-def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = "kronecker") -> tuple[Laplace | Kernel, int]:
+@dataclass(frozen=True)
+class End:
+    """Where a run may end: everything as it was then, the factors there, their log evidence (-inf: failed), their effective parameters."""
+
+    state: Snapshot
+    at: Laplace | Kernel
+    value: float
+    effective: float
+
+    @classmethod
+    def here(cls, run: Run, epoch: int) -> "End":
+        """At the present weights, of that epoch; those of the start have their best precisions."""
+        at = run.at_end() if epoch or run.schedule.step == "none" else floor(run)
+        effective, value = float(at.effective_parameters(run.prior).detach().sum()), run.value(at)
+        return cls(run.state.snapshot(epoch, value), at, -math.inf if value is None else value, processes.agreed(effective))
+
+
+def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> tuple[Laplace | Kernel, int, str]:
     """The model's end: where training ended, at its best snapshot, or at its start, by exact curvature for all.
 
-    Returns the evidence there, as a function of the prior, and the epoch. Nothing but more evidence wins against the end. With the
-    ``curvature`` "whole" it is that of the whole network, or with None where all of it takes no more work than the fit.
+    Returns the evidence there, as a function of the prior, the epoch, and whose evidence has chosen: one for all that are compared.
+    Nothing but more evidence wins against the end. With the ``curvature`` "whole" it is that of the whole network, with None too, if
+    Kronecker factors leave it open which end is the best, and it takes a quarter of the fit's work at most.
     """
     progress, recovered = run.progress, run.progress.lines[-1].get("recovered")
-    chosen = progress.good if recovered else len(progress.lines)
     if recovered and not (progress.good or _start(run).explains):
         why, lr = recovered["why"], run.schedule.peak
         raise ValueError(f"nothing was learned, as {why}: lower lr (now {lr}), train longer, or rescale the inputs")
-    at = _at(run, chosen)
-    whole = curvature == "whole" or (curvature is None and run.affords_whole(at, ENDS))
-    of = run.whole_value if whole else run.value
-    value = of(at)
+    ends = [End.here(run, progress.good if recovered else len(progress.lines))]
+    open_yet = curvature == "whole" or (curvature is None and run.affords_whole(ends[0].at, times=2))
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
         # by Kronecker factors its evidence is known well enough to spare the pass; that of the whole network may order ends otherwise
-        if snapshot.epoch == chosen or not _more(snapshot.log_evidence, None if whole else value):
-            continue
-        present = run.state.snapshot(chosen, value)
-        run.state.put_back(snapshot)
-        other = _at(run, snapshot.epoch)
-        its = of(other)
-        if _more(its, value):
-            at, value, chosen = other, its, snapshot.epoch
-        else:
-            run.state.put_back(present)
-    return at, chosen
+        known = None if open_yet else max(end.value for end in ends)
+        if snapshot.epoch not in [end.state.epoch for end in ends] and _more(snapshot.log_evidence, known):
+            run.state.put_back(snapshot)
+            ends.append(End.here(run, snapshot.epoch))
+    by = "kernel" if isinstance(ends[0].at, Kernel) else "kronecker"
+    if open_yet and (compared := _by_whole(run, ends, curvature == "whole")):
+        ends, by = compared, "whole"
+    best = max(ends, key=lambda end: end.value)
+    run.state.put_back(best.state)
+    return best.at, best.state.epoch, by
 
 
-def _at(run: Run, epoch: int) -> Laplace | Kernel:
-    """The pass at the present weights, of that epoch; those of the start have their best precisions."""
-    return run.at_end() if epoch or run.schedule.step == "none" else floor(run)
+def contenders(ends: Sequence[End]) -> list[End]:
+    """Those that may have the most evidence of the whole network: it is larger than Kronecker's by a part of the effective parameters."""
+    least, most = PARTS
+    sure = max(end.value + least * end.effective for end in ends)
+    return [end for end in ends if end.value + most * end.effective >= sure > -math.inf]
+
+
+def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
+    """The ends with the evidence of the whole network. If it was not ``asked`` for: of contenders, and None if that is not worth it."""
+    if not asked:
+        ends = contenders(ends)
+        if len(ends) < 2 or not run.affords_whole(ends[0].at, len(ends)):
+            return None
+    found = []
+    for end in ends:
+        run.state.put_back(end.state)
+        try:
+            value = run.whole_value(end.at)
+        except NotFinite:
+            if asked:
+                raise
+            return None
+        found.append(replace(end, value=-math.inf if value is None else value))
+    return found
 
 
 def evidence(lines: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -23,6 +23,8 @@ from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
+QUARTER = 4  # so many times the work of choosing an end must be within that of the run
+
 
 @dataclass
 class Run:
@@ -78,11 +80,15 @@ class Run:
         return number(processes.agreed(math.nan if possible.failure(at, self.prior) else value))
 
     def affords_whole(self, at: Laplace | Kernel, times: int) -> bool:
-        """Whether the evidence of the whole network, so many ``times``, takes no more work than this run does."""
-        if not isinstance(at, Laplace) or math.isfinite(self.prior.nu) or self.schedule.step == "none":
+        """Whether the evidence of the whole network, so many ``times``, takes at most a quarter of this run's work; for all processes.
+
+        Never where precisions are held, or factors are sampled at the end too: whoever asks for that wants no more work.
+        """
+        held = self.schedule.step == "none" or self.schedule.sampled_end
+        if not isinstance(at, Laplace) or math.isfinite(self.prior.nu) or held:
             return False
-        settings = (self.schedule.epochs, self.stream.together, times, self.memory)
-        return costs.within_a_fit(self.model, self.evidence_data, at, *settings)
+        settings = (len(self.progress.lines), self.stream.together, QUARTER * times, self.memory)
+        return bool(processes.agreed(costs.within_a_fit(self.model, self.evidence_data, at, *settings)))
 
     def silent(self) -> Tensor:
         """Which entries of the prior are of paths that compute zero."""
