@@ -58,6 +58,7 @@ def test_networks_lifted_to_translations_follow_every_shift(name):
         ):
             autosym.lift(model, x, "translations")
         return
+    x = x[..., :8, :8] if name == "subclasses" else x  # where its own padding differs by side
     lifted = noisy(autosym.lift(model, x, "translations"))
     autosym.assert_equivariant(lifted, "translations", x, 1e-12)
     assert autosym.equivariance_error(model, "translations", x).output()["translations"] > 1e-3
