@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from autosym.runtime.files import write
 from autosym.runtime.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
@@ -125,7 +126,7 @@ def main() -> None:
         found = visited(name)
         families = {**_written(), name: found}  # as it is now: several processes may share the work
         families = {family: families[family] for family in FAMILIES if family in families}
-        OUT.write_text(json.dumps({"paths": PATHS, **provenance(), "families": families}, indent=1) + "\n")
+        write(OUT, json.dumps({"paths": PATHS, **provenance(), "families": families}, indent=1) + "\n")
         print(f"{name}: {found['seconds']} s, {found['why'] or 'all done'}", flush=True)
     page = PAGE.read_text()
     PAGE.write_text(re.sub(r"\| family .*?\n(?!\|)", lambda _: table(_written()) + "\n", page, count=1, flags=re.DOTALL))
