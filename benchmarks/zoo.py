@@ -69,16 +69,22 @@ def _row(name: str, entry: dict) -> tuple[str, ...]:
         *same[1:],
         "" if where is None else _growth(where) if _done(where) else f"**no**: {where['why']}",
         _lifted(lifts["c4"], entry["size"]),
-        "" if lifts["c4"]["shifted"] is None else _same(lifts["c4"]["shifted"], f"{lifts['c4']['shifted']:.2g}"),
+        "" if lifts["c4"]["shifted"] is None else _exact(lifts["c4"], "shifted"),
         _lifted(lifts["translations"], entry["size"]),
         entry["why"].replace("|", "\\|"),
     )
 
 
-def _same(moved: float | None, otherwise: str = "**no**") -> str:
+def _same(moved: float | None) -> str:
     from visiting import SAME
 
-    return "-" if moved is None else "yes" if moved <= SAME else otherwise
+    return "-" if moved is None else "yes" if moved <= SAME else "**no**"
+
+
+def _exact(entry: dict, key: str) -> str:
+    from visiting_lifts import exact
+
+    return "yes" if exact(entry[key], entry["rounding"]) else f"{entry[key]:.2g}"
 
 
 def _done(entry: dict) -> bool:
@@ -96,7 +102,7 @@ def _image(size: int) -> str:
 def _lifted(entry: dict, size: int) -> str:
     """Whether it was lifted, at which size if that is another one, or the reason in short."""
     if entry["size"] is not None:
-        return _same(entry["moved"]) + (f", {_image(entry['size'])}" if entry["size"] != size else "")
+        return _exact(entry, "moved") + (f", {_image(entry['size'])}" if entry["size"] != size else "")
     for pattern, words in REASONS:
         if found := re.match(pattern, entry["why"]):
             return f"no: {found.expand(words)}"

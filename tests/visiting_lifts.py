@@ -10,8 +10,9 @@ import autosym
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
 from families import Family
-from visiting import lived_in
+from visiting import SAME, lived_in
 
+ROUNDING = 1e-15  # of images, whose numbers are about 1
 SHIFTS = ((1, 0), (0, 1), (3, -5), (-7, 2))
 
 
@@ -24,6 +25,7 @@ class LiftVisit:
 
     size: int | None = None
     spread: float | None = None
+    rounding: float | None = None  # how far outputs move if images are rounded: deep networks magnify it
     moved: float | None = None
     shifted: float | None = None
     promised: bool = False
@@ -36,23 +38,31 @@ def visit_lifted(family: Family, group: str) -> LiftVisit:
     model = lived_in(family.build().double(), (3, family.size, family.size))
     found = LiftVisit()
     n = family.size
-    for size in sorted({n, n + 1, n + 3, 32 * (n // 32 + 1), 2 * n, 4 * n}):  # odd ones, and multiples of most total strides
+    for size in sorted({n, n + 1, n + 3, *(32 * -(-least // 32) for least in (n + 1, 2 * n, 4 * n))}):  # for most total strides
         try:
             lifted = autosym.lift(model, images(size), group)
         except ValueError as error:
             found.why = str(error)
             continue
         found.size, found.why = size, ""
-        found.spread, found.moved = _measured(lifted, size, group == "c4")
+        found.spread, found.rounding, found.moved = _measured(lifted, size, group == "c4")
         break
     if found.size is not None and group == "c4":
         try:
             wrapped = autosym.lift(model, images(found.size), group, padding="circular")
         except ValueError:  # circular padding reaches around a small map more than once
             return found
-        found.moved = max(found.moved or 0.0, _measured(wrapped, found.size, True)[1])
-        found.shifted, found.promised = _measured(wrapped, found.size, False)[1], _follows_shifts(wrapped)
+        for turned in (True, False):
+            _, rounding, moved = _measured(wrapped, found.size, turned)
+            found.rounding = max(found.rounding or 0.0, rounding)
+            found.moved, found.shifted = (max(found.moved or 0.0, moved), None) if turned else (found.moved, moved)
+        found.promised = _follows_shifts(wrapped)
     return found
+
+
+def exact(moved: float, rounding: float) -> bool:
+    """Whether outputs moved no more than the rounding of images may move them."""
+    return moved <= max(SAME, 10 * rounding)
 
 
 def images(size: int) -> Tensor:
@@ -60,12 +70,17 @@ def images(size: int) -> Tensor:
 
 
 @torch.no_grad()
-def _measured(lifted: nn.Module, size: int, turned: bool) -> tuple[float, float]:
-    """|f - mean f| / |f|, and the largest |f(g x) - f(x)| / |f - mean f|. No parameter or statistic has its first value."""
+def _measured(lifted: nn.Module, size: int, turned: bool) -> tuple[float, float, float]:
+    """|f - mean f| / |f|; |f(x') - f(x)| / |f - mean f| for rounded x', and the largest of it for x' = g x.
+
+    No parameter or statistic has its first value.
+    """
     model, x = lived_in(lifted, (3, size, size)), images(size)
     f = model(x)
     spread = (f - f.mean(0)).norm()
-    return float(spread / f.norm()), max(float((model(y) - f).norm() / spread) for y in _moved(x, turned))
+    rounded = x + ROUNDING * torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2))
+    rounding, *moved = (float((model(y) - f).norm() / spread) for y in (rounded, *_moved(x, turned)))
+    return float(spread / f.norm()), rounding, max(moved)
 
 
 def _moved(x: Tensor, turned: bool) -> Iterable[Tensor]:

@@ -85,6 +85,18 @@ def test_shifts_of_networks_lifted_to_a_group(name, total, one):
     assert moved(zeros, x, (total, -total)) > 1e-3
 
 
+def test_layers_that_pad_become_circular():
+    """With circular padding only: zeros turn with the map, but do not follow shifts."""
+    torch.manual_seed(0)
+    parts = [nn.ZeroPad2d(1), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConstantPad2d(1, 0.5), nn.MaxPool2d(3, 2)]
+    model = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)).double().eval()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    for group, padding, follows in (("c4", None, False), ("c4", "circular", True), ("translations", None, True)):
+        lifted = noisy(autosym.lift(model, x, group, padding=padding))
+        autosym.assert_equivariant(lifted, group, x, 1e-11)
+        assert (moved(lifted, x, (1, 0)) < 1e-11) == follows
+
+
 def test_branches_share_the_choice_of_a_grid():
     """With choices of their own, turns are still followed exactly, but shifts by one pixel are not."""
     model, x = built("resnet")

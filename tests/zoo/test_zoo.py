@@ -10,7 +10,7 @@ from torch import nn
 import zoo
 from families import FAMILIES, LEFT_OUT, PLACE, WHERE
 from visiting import SAME, lived_in, visit
-from visiting_lifts import visit_lifted
+from visiting_lifts import exact, visit_lifted
 
 pytestmark = [
     pytest.mark.skipif(not PLACE.is_dir(), reason=f"torchvision and timm are not in {PLACE}: make test installs them"),
@@ -62,8 +62,9 @@ def test_a_lifted_family_follows_its_group_or_is_refused_by_name(name, group):
 def keeps_its_promise(lifted):
     """docs/lift.md: exact by the group; by shifts too, with circular padding that keeps every size, and polyphase grids."""
     assert lifted["spread"] > 1e-3, "outputs that do not differ between samples tell nothing"
-    assert lifted["moved"] <= SAME
-    assert not lifted["promised"] or lifted["shifted"] <= SAME
+    assert lifted["rounding"] < 1e-6
+    assert exact(lifted["moved"], lifted["rounding"])
+    assert not lifted["promised"] or exact(lifted["shifted"], lifted["rounding"])
 
 
 def test_a_network_that_was_not_lifted_moves(monkeypatch):

@@ -31,8 +31,8 @@ from autosym.runtime.tables import table
 from autosym.surgery.checking import OfSize, replace
 from autosym.surgery.flow import FIELDS, INVARIANT, Flow, Trace
 from autosym.surgery.function_calls import pools_as_modules
-from autosym.surgery.over_group import KEPT, POOLS, WHY, Made, OverGroup
-from autosym.surgery.over_shifts import PADS, OverShifts
+from autosym.surgery.over_group import KEPT, PADS, POOLS, WHY, Made, OverGroup
+from autosym.surgery.over_shifts import OverShifts
 from autosym.surgery.plain_layers import is_subclass, plain_layers
 
 TOLERANCE = 1e-9  # relative, in float64: of a lifted model that does not follow its group exactly
@@ -117,7 +117,7 @@ def _with_given_kinds(lifted: nn.Module, model: nn.Module) -> nn.Module:
             note = replace_fields(note, kind=type(owner).__name__, note=", ".join(filter(None, (note.note, f"as {note.kind}"))))
         layers.append(note)
     size = sum(parameter.numel() for parameter in model.parameters())
-    lifted.lifting = replace_fields(found, layers=tuple(layers), parameters=(size, found.parameters[1]))  # type: ignore[assignment]
+    lifted.lifting = replace_fields(found, layers=tuple(layers), parameters=(size, found.parameters[1]))
     return lifted
 
 
@@ -314,7 +314,7 @@ class _Replacing:
             if any(module is part for _, taken in found for part in taken.modules()):
                 continue
             own, torchs = list(module.parameters(recurse=False)), type(module).__module__.startswith("torch.nn")
-            kinds = (*POOLS, *KEPT, _BatchNorm, nn.InstanceNorm2d, *(PADS if self.group is None else ()))
+            kinds = (*POOLS, *KEPT, _BatchNorm, nn.InstanceNorm2d, *(PADS if self.recipe.padding else ()))
             if torchs and (own or isinstance(module, kinds)):
                 found.append((name, module))
             elif self.group is not None and any(parameter.numel() > 1 for parameter in own):

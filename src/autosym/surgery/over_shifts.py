@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from autosym.nn.sampling import circular
 from autosym.surgery.flow import FIELDS, IMAGE, INVARIANT, Trace
-from autosym.surgery.over_group import KEPT, POOLS, Made, Sampler, window
-
-PADS = (nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
+from autosym.surgery.over_group import KEPT, PADS, POOLS, Made, Sampler, window
 
 
 class OverShifts:
     """Layers that follow shifts: circular padding, polyphase downsampling, pooled heads."""
+
+    padding = "circular"
 
     def __init__(self) -> None:
         self.sampler = Sampler()
