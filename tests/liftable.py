@@ -151,6 +151,63 @@ def odd():
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 4 * 4, 3))
 
 
+class Standardised(nn.Conv2d):
+    """Weights of mean 0 and variance 1 for each output, times a gain."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+
+    def forward(self, x):
+        deviation, mean = torch.std_mean(self.weight, (1, 2, 3), keepdim=True)
+        return self._conv_forward(x, self.gain * (self.weight - mean) / deviation / 6, self.bias)
+
+
+class SamePadding(nn.Conv2d):
+    """Pads by itself, as much as the size of the map needs: on even maps more at the right and bottom."""
+
+    def forward(self, x):
+        total = [
+            max((-(-n // s) - 1) * s + k - n, 0) for n, s, k in zip(x.shape[2:], self.stride, self.kernel_size, strict=True)
+        ]
+        return super().forward(F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)]))
+
+
+class ActiveNorm(nn.BatchNorm2d):
+    """Batch normalisation with dropout and an activation inside."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.drop, self.act = nn.Dropout(0.1), nn.SiLU(inplace=True)
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class GroupedNorm(nn.GroupNorm):
+    def forward(self, x):
+        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class Cast(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+def subclasses():
+    """Layers of one's own that compute what torch's do: standardised weights, own padding, activations inside, casts."""
+    return nn.Sequential(
+        Standardised(3, 8, 3, padding=1),
+        ActiveNorm(8),
+        SamePadding(8, 8, 3, 2),
+        GroupedNorm(2, 8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        Cast(8, 3),
+    )
+
+
 LIFTABLE = {
     "tutorial": (Tutorial, (3, 16, 16)),
     "resnet": (ResNet, (1, 8, 8)),
@@ -161,6 +218,7 @@ LIFTABLE = {
     "grouped": (grouped, (3, 16, 16)),
     "all convolutional": (all_convolutional, (3, 8, 8)),
     "odd": (odd, (3, 15, 15)),
+    "subclasses": (subclasses, (3, 9, 9)),  # odd: on even maps its own padding differs by side
 }
 
 

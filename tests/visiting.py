@@ -13,8 +13,9 @@ from autosym.linear.path import Path
 from autosym.nn.layers import Relaxed
 from families import CLASSES, Family
 
-PATHS = "f-fc"  # the free path of every convolution
+PATHS = "auto"  # what relax does if nothing is asked for
 SAME = 1e-8  # of the spread of the outputs over samples, in float64: below it two functions are one
+CONVOLUTION, DENSE = ("conv",), ("pool", "rest")  # what relax makes of the given layers themselves
 SHAKEN = 3  # relaxed layers whose free paths get weights before hardening; all others start at zero
 
 
@@ -24,6 +25,7 @@ class Visit:
 
     model: str
     size: int
+    paths: str = ""  # the free paths of convolutions
     parameters: int = 0
     relaxed_parameters: int = 0
     spread: float = 0.0
@@ -46,7 +48,7 @@ def visit(family: Family, paths: str = PATHS) -> Visit:
     torch.manual_seed(0)
     shape = (3, family.size, family.size)
     model = lived_in(family.build().double(), shape)
-    found = Visit(family.model, family.size, _count(model))
+    found = Visit(family.model, family.size, parameters=_count(model))
     x, other, y = (torch.randn(3, *of, dtype=torch.float64) for of in (shape, shape, (CLASSES,)))
     with torch.no_grad():
         before = model(other)
@@ -56,6 +58,9 @@ def visit(family: Family, paths: str = PATHS) -> Visit:
         relaxed = autosym.relax(model, x, paths)
         outcomes = Counter(note.outcome for note in relaxed.relaxation.layers)
         found.relaxed, found.kept, found.frozen = (outcomes[outcome] for outcome in ("relaxed", "kept", "frozen"))
+        found.paths = "+".join(
+            sorted({path for note in relaxed.relaxation.layers for path in note.paths} - {*CONVOLUTION, *DENSE})
+        )
         found.relaxed_parameters = _count(relaxed)
         found.relax_moved = _moved(relaxed, other, before)
         stage = "evidence"

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any, Literal
 
 import torch
@@ -30,8 +31,9 @@ from autosym.runtime.tables import table
 from autosym.surgery.checking import OfSize, replace
 from autosym.surgery.flow import FIELDS, INVARIANT, Flow, Trace
 from autosym.surgery.function_calls import pools_as_modules
-from autosym.surgery.over_group import KEPT, POOLS, WHY, Made, OverGroup
+from autosym.surgery.over_group import KEPT, PADS, POOLS, WHY, Made, OverGroup
 from autosym.surgery.over_shifts import OverShifts
+from autosym.surgery.plain_layers import is_subclass, plain_layers
 
 TOLERANCE = 1e-9  # relative, in float64: of a lifted model that does not follow its group exactly
 SHIFTS = ((0, 0), (0, 1), (1, 0), (2, 1), (-3, 2), (5, -4))
@@ -94,13 +96,29 @@ def lift(
     found = _refuse(model, example, group, match, weights, padding)
     example = example[:2].to(next(model.parameters()))
     options = (found, match, weights == "projected", padding)
+    plain = plain_layers(model, example)
     try:
-        return _lifted(model, example, *options)
+        lifted = _lifted(plain, example, *options)
     except _NotFollowed as error:
-        called = pools_as_modules(model) if error.functions else None
+        called = pools_as_modules(plain) if error.functions else None
         if called is None:
             raise
-        return _lifted(called, example, *options)
+        lifted = _lifted(called, example, *options)
+    return lifted if plain is model else _with_given_kinds(lifted, model)
+
+
+def _with_given_kinds(lifted: nn.Module, model: nn.Module) -> nn.Module:
+    """Subclasses of torch's layers under their own names in ``lifting``, not as the torch layers that they were read as."""
+    found, given, layers = lifted.lifting, dict(model.named_modules()), []
+    assert isinstance(found, Lifting)
+    for note in found.layers:
+        owner = given.get(note.layer) or given.get(note.layer.rpartition(".")[0])  # what it was read as may be a Sequential
+        if owner is not None and is_subclass(owner):
+            note = replace_fields(note, kind=type(owner).__name__, note=", ".join(filter(None, (note.note, f"as {note.kind}"))))
+        layers.append(note)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    lifted.lifting = replace_fields(found, layers=tuple(layers), parameters=(size, found.parameters[1]))
+    return lifted
 
 
 class _NotFollowed(ValueError):
@@ -298,7 +316,8 @@ class _Replacing:
             if any(module is part for _, taken in found for part in taken.modules()):
                 continue
             own, torchs = list(module.parameters(recurse=False)), type(module).__module__.startswith("torch.nn")
-            if torchs and (own or isinstance(module, (*POOLS, *KEPT, _BatchNorm, nn.InstanceNorm2d))):
+            kinds = (*POOLS, *KEPT, _BatchNorm, nn.InstanceNorm2d, *(PADS if self.recipe.padding else ()))
+            if torchs and (own or isinstance(module, kinds)):
                 found.append((name, module))
             elif self.group is not None and any(parameter.numel() > 1 for parameter in own):
                 raise ValueError(

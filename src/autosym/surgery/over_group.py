@@ -25,6 +25,7 @@ from autosym.surgery.flow import FIELDS, IMAGE, INVARIANT, Trace
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 KEPT = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # their windows are symmetric about the centre
+PADS = (nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
 WHY = {
     nn.LayerNorm: "it normalises by an axis, not by field; use nn.GroupNorm",
     nn.PReLU: "it has a slope for each channel; use nn.PReLU()",
@@ -86,6 +87,8 @@ class OverGroup:
             return self._dense(module, x, trace)
         if isinstance(module, POOLS) and trace.kind == FIELDS:
             return self._pool(module, x)
+        if isinstance(module, PADS):
+            return Made(nn.CircularPad2d(module.padding), "CircularPad2d", "", trace.kind)
         if kind in (*POOLS, *KEPT) or (kind is nn.PReLU and module.num_parameters == 1):
             return Made(module, "kept", "", trace.kind)
         if trace.kind != FIELDS:

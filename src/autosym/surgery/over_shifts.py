@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from autosym.linear.dense import Pool
 from autosym.nn.sampling import circular
 from autosym.surgery.flow import FIELDS, IMAGE, INVARIANT, Trace
-from autosym.surgery.over_group import KEPT, POOLS, Made, Sampler, head, window
+from autosym.surgery.over_group import KEPT, PADS, POOLS, Made, Sampler, head, window
 
 
 class OverShifts:
     """Layers that follow shifts: circular padding, polyphase downsampling, pooled heads."""
+
+    padding = "circular"
 
     def __init__(self) -> None:
         self.sampler = Sampler()
@@ -31,6 +33,8 @@ class OverShifts:
             return self._pool(module, x, trace)
         if isinstance(module, KEPT):
             return self._adaptive(module, x, trace)
+        if isinstance(module, PADS):
+            return Made(nn.Identity(), "left out", "the layer after it pads circularly", trace.kind)
         return Made(module, "kept", "", trace.kind)
 
     def _conv(self, conv: nn.Conv2d, x: Tensor) -> Made:
