@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 import autosym
 from autosym.evidence import laplace
 from autosym.nn import layers, nets
+from autosym.surgery import simplifying
 from autosym.surgery.simplifying import STEPS
 
 SMALL = {"width": 4, "channels": (1, 1), "strides": (2, 2), "hidden": 2}
@@ -211,6 +213,31 @@ def test_the_most_valuable_paths_are_put_back_where_all_together_give_up_too_muc
     assert nothing.given_up <= 0
     with pytest.raises(ValueError, match="total must be"):
         autosym.simplify(fit, data, total=-1.0)
+
+
+def test_paths_without_evidence_are_left_out_in_one_step(strict, monkeypatch):
+    data, fit = strict
+    passes, at = [], laplace.at
+    monkeypatch.setattr(laplace, "at", lambda *a, **k: passes.append(1) or at(*a, **k))
+    found = autosym.simplify(fit, data, curvature="kronecker").model.simplification
+    assert all(path.left_out for path in found.paths)
+    assert len(passes) == len(found.paths) + 2, "before, without each, without all"
+
+
+def test_of_two_paths_that_stand_in_for_each_other_one_stays(strict, monkeypatch):
+    """Either is worth nothing, both together are worth 100 nats."""
+    data, fit = strict
+    tried = []
+
+    def without(fitted, stems, **_):
+        tried.append(len(stems))
+        return SimpleNamespace(model=SimpleNamespace(), estimate=fit.estimate, evidence=fit.evidence, stems=stems)
+
+    monkeypatch.setattr(simplifying, "_without", without)
+    monkeypatch.setattr(simplifying, "_log_evidence", lambda one: -100.0 * (len(one.stems) == 2))
+    found = autosym.simplify(fit, data, curvature="kronecker").model.simplification
+    assert sum(path.left_out for path in found.paths) == 1
+    assert tried == [0, 1, 1, 2, 1, 2], "as it is, without each, without both, without one half, then the other"
 
 
 def test_paths_are_priced_by_the_evidence_of_the_whole_network(strict):

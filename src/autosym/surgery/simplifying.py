@@ -84,17 +84,18 @@ def simplify(
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
 
-    ``data`` must be the data of the fit. A path is a candidate if it breaks a symmetry that another path of its layer keeps.
-    Candidates are tried once each, the one with the least evidence first. A candidate is left out if the log evidence then falls
-    by less than ``nats``: its weights become zero and its precisions 1e12. Other weights do not change; precisions and noise are
-    learned again. So ``nats`` holds for each path. If all that were left out give up more than ``total`` together, they are put back one
-    after the other, the one worth most by itself first, until they do not.
+    ``data`` must be the data of the fit. A path is a candidate if it breaks a symmetry that another path of its layer keeps. All
+    candidates worth less than ``nats`` by themselves are left out together, if the log evidence then falls by less than ``nats``; if not,
+    the half of them that is worth least is tried, then the other half, and so on down to single paths. The weights of a path that is left
+    out become zero and its precisions 1e12. Other weights do not change; precisions and noise are learned again. So ``nats`` holds for each
+    such step. If all steps give up more than ``total`` together, paths are put back one after the other, the one worth most by itself
+    first, until they do not.
 
-    This computes the evidence once for each candidate, and again for each one tried or put back. A sparse path whose omega makes it
-    constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of the whole network, with
-    the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by default the former where all of
-    it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options`` go to
-    ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
+    This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. A
+    sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
+    that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
+    default the former where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options``
+    go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     if not isinstance(fitted, Fit):
         raise TypeError(
@@ -134,12 +135,15 @@ def simplify(
     before = _log_evidence(simplest)
     worth = {stem: before - _log_evidence(without((stem,))) for stem in candidates}
     gone: tuple[str, ...] = ()
-    for stem in sorted(candidates, key=worth.__getitem__):
-        if worth[stem] >= nats:
-            break
-        tried = without((*gone, stem))
+    left = [[stem for stem in sorted(candidates, key=worth.__getitem__) if worth[stem] < nats]]
+    while left:
+        stems = left.pop()
+        tried = without((*gone, *stems)) if stems else simplest
         if _log_evidence(simplest) - _log_evidence(tried) < nats:
-            gone, simplest = (*gone, stem), tried
+            gone, simplest = (*gone, *stems), tried
+        elif len(stems) > 1:
+            half = len(stems) // 2
+            left += [stems[half:], stems[:half]]  # those worth least next
     back: tuple[str, ...] = ()
     while gone and before - _log_evidence(simplest) > total:
         gone, back = gone[:-1], (*back, gone[-1])  # they are in the order of their worth
