@@ -328,6 +328,26 @@ def test_the_end_is_chosen_by_the_whole_network_for_a_quarter_of_the_work_at_mos
     assert asked == [(9, 8)], "twice, four times over; and never where less is wanted, or there is none"
 
 
+class Augmented(TensorDataset):
+    """Shown in another way each time."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + 0.01 * torch.randn(x.shape), y
+
+
+def test_data_that_are_augmented_leave_the_end_to_kronecker_factors(trained, monkeypatch):
+    """The whole network's evidence and its factors are of the same data: a default fit does without, and does not fail at its end."""
+    monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)
+    monkeypatch.setattr(guarding, "contenders", lambda ends: list(ends))
+    loader, model = DataLoader(Augmented(*pictures()), batch_size=64), autosym.relax(trained, pictures(2)[0])
+    fit = autosym.fit(copy.deepcopy(model), loader, **ENDS)
+    assert fit.chosen_by == "kronecker"
+    fit.check_weights()
+    with pytest.raises(ValueError, match="are not the 160 that the evidence was computed on"):
+        autosym.fit(model, loader, curvature="whole", **ENDS)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_default_fit_does_not_end_below_its_start_by_the_evidence_that_chose(trained, monkeypatch, seed):
     monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.whole import OtherData
 from autosym.runtime import processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.training import evidence_steps
@@ -174,7 +175,10 @@ def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
         run.state.put_back(end.state)
         try:
             value = run.whole_value(end.at)
-        except NotFinite:
+        except (
+            NotFinite,
+            OtherData,
+        ):  # it overflows, or a loader augments: nobody asked for it, so the fit must not fail by it
             if asked:
                 raise
             return None
