@@ -108,6 +108,18 @@ def test_normalisation_of_maps_that_a_dense_layer_made_is_not_folded():
     assert_close(relaxed(x), model(x))
 
 
+def test_normalisation_after_two_layers_is_not_folded():
+    shared = nn.BatchNorm2d(4)
+    nn.init.uniform_(shared.weight, 0.5, 2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), shared, nn.ReLU(), nn.Conv2d(4, 4, 3), shared, nn.Flatten(), nn.Linear(16, 2)
+    ).eval()
+    x = torch.randn(2, 1, 6, 6)
+    relaxed = autosym.relax(model, x, fold=True)
+    assert "not folded: it, or the layer before it, is used more than once" in str(relaxed.relaxation)
+    assert_close(relaxed(x), model(x))
+
+
 class Peeking(nn.Module):
     """The output of a convolution is used before its normalisation too."""
 
