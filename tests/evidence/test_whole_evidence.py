@@ -265,6 +265,8 @@ def test_whole_evidence_stops_at_so_many_products(monkeypatch):
     assert (hasty.probes, hasty.steps) == (probes.FEWEST, probes.LEAST_STEPS)
     with pytest.raises(ValueError, match="seconds must be positive"):
         whole.at(model, data, at, prior, seconds=0.0)
+    with pytest.raises(ValueError, match="20 products at least, got 64 and 19"):
+        whole.at(model, data, at, prior, products=19)
 
 
 @pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
@@ -291,6 +293,26 @@ def test_few_products_of_whole_evidence_go_to_few_deep_probes(case, monkeypatch)
     assert least < 0.75 * most
 
 
+def test_the_error_of_few_probes_is_by_the_spread_of_all_that_were_begun():
+    """At the last depth at which there were four: of three or fewer there would be no standard error."""
+    torch.manual_seed(0)
+    root = torch.randn(30, 30, dtype=torch.float64)
+    A, z = root @ root.mT + 0.1 * torch.eye(30, dtype=torch.float64), torch.randn(4, 30, dtype=torch.float64).sign()
+    mean, depth = float(A.trace()), probes.Depth(SimpleNamespace(left=lambda: 0), 0.1, float(A.trace()))
+
+    def found(count, steps):
+        return solve(lambda v: v @ A, z[:count], lambda found: False, steps, 1)
+
+    four = found(4, 6)
+    lower, upper = four.log_bracket(0.1)
+    assert depth.see(four) == pytest.approx(float((upper - lower).mean()) / 2)
+    centred = upper - four.log_slope() * (four.forms - mean)
+    assert depth.error(4) == pytest.approx(0.5 * probes.standard_error(centred))
+    for count in (2, 1):
+        depth.see(found(count, 9))
+        assert depth.error(count) == pytest.approx(math.sqrt(4 / count) * 0.5 * probes.standard_error(centred))
+
+
 def test_probes_go_on_so_that_truncation_and_standard_error_are_least_in_sum():
     class Found:
         def __init__(self, count, steps):
@@ -308,6 +330,7 @@ def test_probes_go_on_so_that_truncation_and_standard_error_are_least_in_sum():
     assert kept(8, 500.0, falls) == 8, "truncation is nothing beside the spread"
     assert kept(8, 5.0, {4: 1024.0}) == 8, "too early to know"
     assert kept(8, 5.0, {5: 32.0, 10: 32.0}) == 8, "more steps would not help"
+    assert kept(8, 5.0, {5: 1024.0, 9: 32.0, 10: 32.0}) == 1, "a single step says little: the fall is since half as many"
 
 
 def test_more_nats_of_whole_evidence_cost_less():

@@ -375,3 +375,25 @@ def test_hardened_lifted_networks_export_with_any_batch():
     plain = autosym.harden(autosym.lift(model, x, "c4"), (x, torch.arange(len(x)) % 3))
     exported = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
     torch.testing.assert_close(exported(x[:3]), plain(x[:3]), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("group", ["translations", "c4"])
+def test_a_head_has_the_weights_and_the_bias_that_were_given(group):
+    """On constant images, whose maps do not change along the orbit, a projected network computes what the given one does."""
+    torch.manual_seed(0)
+    conv, dense = nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.Linear(4 * 36, 3)
+    if group == "c4":  # all channels of the one field are the same
+        with torch.no_grad():
+            conv.weight.copy_(torch.stack([conv.weight[0].rot90(turns, (1, 2)) for turns in range(4)]))
+            conv.bias.fill_(0.3)
+    model = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), dense).double().eval()
+    x = torch.randn(5, 1, 1, 1, dtype=torch.float64).expand(5, 1, 6, 6).contiguous()
+    found = autosym.lift(model, x, group, **({} if group == "translations" else {"weights": "projected"}))
+    torch.testing.assert_close(found(x), model(x), rtol=0, atol=1e-12)
+
+
+def test_a_frozen_head_stays_frozen_when_it_is_lifted_to_translations():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    model[3].weight.requires_grad_(False)
+    found = autosym.lift(model, torch.randn(2, 1, 6, 6), "translations")
+    assert [p.requires_grad for p in found[3].parameters()] == [False, True]

@@ -173,6 +173,16 @@ def test_every_normalisation_is_folded_or_the_reason_is_given(name, folded):
     assert (strided in str(relaxed.relaxation)) == (name in ("resnet", "bottlenecks", "separable"))
 
 
+def test_normalisation_by_channel_is_not_folded_into_fields():
+    """As of a lifted model that was changed by hand: each channel of a field has its own scale."""
+    given, x = lifted("c4")
+    given[1] = nn.BatchNorm2d(8, dtype=torch.float64).eval()
+    nn.init.uniform_(given[1].weight, 0.5, 2)
+    relaxed = autosym.relax(given, x, fold=True)
+    assert "not folded: it does not normalise by field" in str(relaxed.relaxation)
+    torch.testing.assert_close(relaxed(x), given(x), rtol=0, atol=1e-12)
+
+
 def test_a_kept_layer_is_not_folded():
     given, x = lifted("c4")
     told = str(autosym.relax(given, x, keep=["0"], fold=True).relaxation)

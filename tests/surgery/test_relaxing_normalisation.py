@@ -97,6 +97,29 @@ def test_normalisation_that_does_not_follow_a_layer_directly_is_not_folded():
     assert relaxed.relaxation.names("frozen") == ("2",)
 
 
+def test_normalisation_of_maps_that_a_dense_layer_made_is_not_folded():
+    """Its channels are not the outputs of the dense layer, but several of them each."""
+    maps = nn.Linear(6, 16), nn.Unflatten(1, (4, 2, 2)), nn.BatchNorm2d(4), nn.ReLU()
+    model = nn.Sequential(*maps, nn.Conv2d(4, 5, 3, padding=1), nn.Flatten(), nn.Linear(20, 3)).eval()
+    x = torch.randn(4, 6)
+    relaxed = autosym.relax(model, x, fold=True)
+    assert relaxed.relaxation.names("folded") == ()
+    assert "not folded: no dense layer or convolution comes directly before it" in str(relaxed.relaxation)
+    assert_close(relaxed(x), model(x))
+
+
+def test_normalisation_after_two_layers_is_not_folded():
+    shared = nn.BatchNorm2d(4)
+    nn.init.uniform_(shared.weight, 0.5, 2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), shared, nn.ReLU(), nn.Conv2d(4, 4, 3), shared, nn.Flatten(), nn.Linear(16, 2)
+    ).eval()
+    x = torch.randn(2, 1, 6, 6)
+    relaxed = autosym.relax(model, x, fold=True)
+    assert "not folded: it, or the layer before it, is used more than once" in str(relaxed.relaxation)
+    assert_close(relaxed(x), model(x))
+
+
 class Peeking(nn.Module):
     """The output of a convolution is used before its normalisation too."""
 

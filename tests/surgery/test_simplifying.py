@@ -262,5 +262,7 @@ def test_paths_are_priced_by_the_whole_network_where_that_costs_no_more_than_the
     monkeypatch.setattr(type(fit), "affords_whole", lambda self, data, times=1: asked.append(times) or enough)
     simple = autosym.simplify(fit, data, curvature=None)
     assert asked == [2 * len(simple.model.simplification.paths) + 1]
+    again = autosym.simplify(fit, data, curvature=None, total=1e9)
+    assert asked[1:] == [3 * len(again.model.simplification.paths) + 1], "each may be put back too"
     assert (simple.evidence.standard_error is not None) == enough
     assert autosym.simplify(fit, data, subset=50).evidence.standard_error is None, "whoever wants less is not given more"

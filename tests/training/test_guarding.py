@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
 from autosym.bayes.priors import Prior
@@ -126,7 +127,19 @@ def test_a_loss_is_near_guessing_beyond_four_fifths_of_the_way_or_if_it_stays_be
     run.progress.lines += [{"epoch": epoch, "loss": 0.1 + part * way} for epoch, part in enumerate(before, 1)]
     for part, collapsed in ((0.0, False), (0.2, False), (most - 0.01, False), (most + 0.01, True), (2.0, True)):
         run.progress.low = 0.1
-        assert bool(guarding.lost(run, 0.1 + part * way)) is collapsed, part
+        why = guarding.lost(run, 0.1 + part * way)
+        assert bool(why) is collapsed, part
+        assert not why or ("near that of guessing" in why) is (part > 0.8), "half way is not near"
+
+
+def test_a_loss_stays_for_as_many_steps_as_were_made_by_the_loader_that_was_given(trained):
+    """Not for as many as the schedule's batch size would make of its epochs."""
+    loader = DataLoader(TensorDataset(*pictures()), batch_size=2)
+    settings = ("categorical", Schedule(epochs=5, lr=0.01, batch_size=1000))
+    run = prepare(autosym.relax(trained, pictures(2)[0]), loader, *settings)
+    assert run.count / 2 >= guarding.STAYS / 2
+    run.progress.lines.append({"epoch": 1, "loss": 1.0})
+    assert guarding._stayed(run, 0.5), "one epoch before this one is enough"
 
 
 def test_more_evidence_than_the_last_step_is_no_excuse_if_the_start_had_more(trained, monkeypatch):
@@ -279,6 +292,9 @@ def test_contenders_are_ends_that_effective_parameters_may_put_first():
     assert kept((-100.0, 40.0), (-119.0, 40.0), (-121.0, 40.0)) == [0, 1], "by half of the effective parameters"
     assert kept((-100.0, 40.0), (-121.0, 60.0)) == [0, 1], "more parameters may be more in error"
     assert kept((-100.0, 0.0), (-math.inf, 10.0)) == [0], "evidence that failed"
+    assert kept((-100.0, 40.0), (-101.0, 40.0), (-95.0, 5.0)) == [0, 1, 2], (
+        "the best by Kronecker factors, however few parameters it has"
+    )
     assert kept((-math.inf, 1.0), (-math.inf, 1.0)) == []
 
 
@@ -310,6 +326,26 @@ def test_the_end_is_chosen_by_the_whole_network_for_a_quarter_of_the_work_at_mos
         fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), **ENDS, **changes)
         assert fit.chosen_by == ("kernel" if "kernel" in changes else "kronecker")
     assert asked == [(9, 8)], "twice, four times over; and never where less is wanted, or there is none"
+
+
+class Augmented(TensorDataset):
+    """Shown in another way each time."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + 0.01 * torch.randn(x.shape), y
+
+
+def test_data_that_are_augmented_leave_the_end_to_kronecker_factors(trained, monkeypatch):
+    """The whole network's evidence and its factors are of the same data: a default fit does without, and does not fail at its end."""
+    monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)
+    monkeypatch.setattr(guarding, "contenders", lambda ends: list(ends))
+    loader, model = DataLoader(Augmented(*pictures()), batch_size=64), autosym.relax(trained, pictures(2)[0])
+    fit = autosym.fit(copy.deepcopy(model), loader, **ENDS)
+    assert fit.chosen_by == "kronecker"
+    fit.check_weights()
+    with pytest.raises(ValueError, match="are not the 160 that the evidence was computed on"):
+        autosym.fit(model, loader, curvature="whole", **ENDS)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -89,7 +89,7 @@ def by_probes(whitened: "Whitened", nats: float, seed: int, most: int, memory: f
 class Depth:
     """How the rest of an allowance is spent: k of the probes that were begun go on, so that truncation and standard error are least in sum.
 
-        k = argmin gap(steps + left / k) + spread / sqrt(k)
+        k = argmin gap(steps + left / k) + error(k)             error(k) ~ spread / sqrt(k)
 
     ``gap`` bounds the truncation in nats. It is taken to fall by the same factor each step as it did since half as many. ``spread`` is the
     standard deviation of one probe in nats, by all that were begun: a few that go on could not tell it.

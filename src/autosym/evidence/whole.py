@@ -26,12 +26,17 @@ from autosym.evidence import costs, laplace
 from autosym.evidence.costs import How
 from autosym.evidence.factorised import by_rows, by_weights
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.probes import FEWEST, Allowance, Whitened, by_probes
+from autosym.evidence.probes import FEWEST, LEAST_STEPS, Allowance, Whitened, by_probes
 from autosym.evidence.record import Evidence
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
 PRODUCTS = 4_000  # with the matrix: at most so many
+LEAST = FEWEST * LEAST_STEPS  # products: fewer steps of fewer probes tell nothing
+
+
+class OtherData(ValueError):
+    """Data that are not those of the factors: those of another fit, or of a loader that shows them in another way each time."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,10 @@ def at(
     ``curvature.kfac``.
     """
     begun = time.perf_counter()
-    if not nats > 0 or probes < FEWEST or products < FEWEST or (seconds is not None and not seconds > 0):
+    if not nats > 0 or probes < FEWEST or products < LEAST or (seconds is not None and not seconds > 0):
         raise ValueError(
-            f"nats and seconds must be positive, got {nats} and {seconds}, and there must be {FEWEST} probes and products at least, "
-            f"got {probes} and {products}"
+            f"nats and seconds must be positive, got {nats} and {seconds}, and there must be {FEWEST} probes and {LEAST} products at "
+            f"least, got {probes} and {products}"
         )
     if how not in (None, "weights", "rows", "probes"):
         raise ValueError(f"how must be 'weights', 'rows', 'probes' or None, got {how!r}")
@@ -200,6 +205,6 @@ def refuse_other(model: nn.Module, data: Data, laplace: Laplace, prior: Prior) -
             laplace.likelihood.check(laplace.outputs, y)
     shown.finish()
     if shown.samples != laplace.samples or not alike(shown.fingerprint, laplace.fingerprint):
-        raise ValueError(
+        raise OtherData(
             f"these {shown.samples} samples are not the {laplace.samples} that the evidence was computed on: pass the data of the fit"
         )

@@ -30,7 +30,8 @@ def fold(model: nn.Module, norm: _BatchNorm, seen: Observation, held: Collection
     before = before if by_field is None else seen.of(by_field).after
     if isinstance(before, Downsample):
         return "which grid was kept before it depends on the scale of each channel"
-    if not isinstance(before, (*LAYERS, Relaxed)) or type(before) not in (*LAYERS, Relaxed):
+    known = (*LAYERS, Relaxed) if by_field is None else (Relaxed,)  # an Unflatten of the user's own makes other channels
+    if not isinstance(before, known) or type(before) not in known:
         return "no dense layer or convolution comes directly before it"
     if before in held:
         return "the layer before it is named in keep"

@@ -113,7 +113,9 @@ def simplify(
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     if not total >= 0:
-        raise ValueError(f"total must be a number of nats, not negative, got {total}: 0 leaves out only what costs nothing")
+        raise ValueError(
+            f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"
+        )
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()

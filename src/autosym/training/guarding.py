@@ -1,7 +1,7 @@
 """Guards of a run: what a collapse is, what the run goes back to, when it may settle, and where it ends.
 
-A network may forget what the evidence does not want. A collapse is a loss near that of guessing, with less evidence than the best
-snapshot has, or evidence far below all before.
+A network may forget what the evidence does not want. A collapse is a loss near that of guessing, or one that stays far above what a
+trained model had, with less evidence than the best snapshot has; or evidence far below all before.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.whole import OtherData
 from autosym.runtime import processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.training import evidence_steps
@@ -45,12 +46,14 @@ def lost(run: Run, loss: float) -> str | None:
     if now is not None and now >= max(kept):  # the start's too: what is more than the last step's may be far below it
         progress.low = loss
         return None
+    if not loss > low + NEAR * explained:
+        return f"the loss, {loss:.3g}, stays far above {low:.3g}, which it had reached (guessing: {start.guess:.3g})"
     return f"the loss, {loss:.3g}, is near that of guessing, {start.guess:.3g}"
 
 
 def _stayed(run: Run, far: float) -> bool:
     """Whether the loss was beyond ``far`` in all epochs before this one that matter."""
-    epochs = max(2, math.ceil(STAYS / math.ceil(run.count / run.schedule.batch_size))) - 1
+    epochs = max(2, math.ceil(STAYS / math.ceil(run.count / run.stream.together))) - 1
     before = run.progress.lines[-epochs:]
     return len(before) == epochs and all("recovered" not in line and (line.get("loss") or 0.0) > far for line in before)
 
@@ -152,10 +155,13 @@ def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> 
 
 
 def contenders(ends: Sequence[End]) -> list[End]:
-    """Those that may have the most evidence of the whole network: it is larger than Kronecker's by a part of the effective parameters."""
+    """Those that may have the most evidence of the whole network: it is larger than Kronecker's by a part of the effective parameters.
+
+    The one with the most by Kronecker factors is among them: what has less by both is never chosen, whatever that part is.
+    """
     least, most = PARTS
-    sure = max(end.value + least * end.effective for end in ends)
-    return [end for end in ends if end.value + most * end.effective >= sure > -math.inf]
+    sure, best = max(end.value + least * end.effective for end in ends), max(end.value for end in ends)
+    return [end for end in ends if end.value > -math.inf and (end.value + most * end.effective >= sure or end.value == best)]
 
 
 def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
@@ -169,7 +175,10 @@ def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
         run.state.put_back(end.state)
         try:
             value = run.whole_value(end.at)
-        except NotFinite:
+        except (
+            NotFinite,
+            OtherData,
+        ):  # it overflows, or a loader augments: nobody asked for it, so the fit must not fail by it
             if asked:
                 raise
             return None
