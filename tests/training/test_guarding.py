@@ -348,6 +348,19 @@ def test_data_that_are_augmented_leave_the_end_to_kronecker_factors(trained, mon
         autosym.fit(model, loader, curvature="whole", **ENDS)
 
 
+def test_memory_that_is_short_leaves_the_end_to_kronecker_factors(trained, monkeypatch):
+    def fails(run, at):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)
+    monkeypatch.setattr(guarding.Run, "whole_value", fails)
+    monkeypatch.setattr(guarding, "contenders", lambda ends: list(ends))
+    model = autosym.relax(trained, pictures(2)[0])
+    assert autosym.fit(copy.deepcopy(model), pictures(), **ENDS).chosen_by == "kronecker"
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        autosym.fit(model, pictures(), curvature="whole", **ENDS)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_default_fit_does_not_end_below_its_start_by_the_evidence_that_chose(trained, monkeypatch, seed):
     monkeypatch.setattr(guarding.Run, "affords_whole", lambda run, at, times: True)

@@ -175,10 +175,8 @@ def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
         run.state.put_back(end.state)
         try:
             value = run.whole_value(end.at)
-        except (
-            NotFinite,
-            OtherData,
-        ):  # it overflows, or a loader augments: nobody asked for it, so the fit must not fail by it
+        except (NotFinite, OtherData, RuntimeError):
+            # it overflows, a loader augments, memory is short, or a layer has no second derivative: nobody asked for it
             if asked:
                 raise
             return None
