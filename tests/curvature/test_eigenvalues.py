@@ -4,11 +4,13 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 import oracles
+from autosym.bayes.likelihoods import Categorical
 from autosym.curvature.eigenvalues import LARGE, _eigvalsh
-from autosym.curvature.kronecker import Curvature, Factors
+from autosym.curvature.kronecker import Curvature, Factors, kfac
 from models import curvature, draw, mlp
 
 
@@ -168,3 +170,32 @@ def test_eigenvalues_that_fail_in_float64_are_named(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigvalsh", failing([torch.float32, torch.float64]))
     with pytest.raises(ValueError, match="the eigenvalues of A of path did not converge, even in float64"):
         _eigvalsh({"A of path": torch.eye(3)[None]})
+
+
+@pytest.mark.parametrize(("rank", "bound"), [(3, 3), (3, 20), (20, 20), (0, 7)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_eigenvalues_of_low_rank_are_those_of_the_solver(rank, bound, dtype, monkeypatch):
+    torch.manual_seed(0)
+    root = torch.randn(2, 160, rank, dtype=torch.float64) * torch.logspace(-3, 0, rank, dtype=torch.float64)
+    matrices = (root @ root.mT).to(dtype)
+    exact, sides, real = torch.linalg.eigvalsh(matrices.double()), [], torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda one: sides.append(one.shape[-1]) or real(one))
+    found = _eigvalsh({"A": matrices, "G": matrices}, {"A": bound})
+    assert sorted(sides) == [bound, 160]
+    error = (found["A"] - exact.clamp_min(0)).abs().amax()
+    assert error <= (1e-13 if dtype == torch.float64 else 1e-6) * exact.amax()
+    assert (found["A"][:, : 160 - bound] == 0).all(), "and not the noise of rounding"
+
+
+@pytest.mark.parametrize(("samples", "few"), [(4, True), (30, False)])
+def test_factors_of_few_columns_are_solved_on_their_range(samples, few, monkeypatch):
+    """256 inputs to every column, four positions: the rank of A is at most four times the number of samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 3, 2, stride=2), nn.Flatten(), nn.Linear(12, 2)).double()
+    data = torch.randn(samples, 64, 4, 4, dtype=torch.float64), torch.randint(2, (samples,))
+    found = kfac(model, data, Categorical())
+    sides, real = [], torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda one: sides.append(one.shape[-1]) or real(one))
+    _, mu = found.eigenvalues()["0.weight"]
+    assert (256 not in sides) is few
+    assert_close(mu, real(found.factors["0.weight"].A).clamp_min(0), rtol=0, atol=1e-12)

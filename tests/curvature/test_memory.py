@@ -115,7 +115,9 @@ def test_a_fit_takes_a_budget_for_its_evidence(step, known):
         torch.manual_seed(0)
         model, sizes = mlp(5, 4, 3), []
         model.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
-        fit = autosym.fit(model, (x, y), epochs=2, batch_size=20, burn_in=0, every=1, step=step, memory=memory)
+        fit = autosym.fit(
+            model, (x, y), epochs=2, batch_size=20, burn_in=0, every=1, step=step, memory=memory, curvature="kronecker"
+        )
         runs.append((fit.history[-1]["loss"], fit.prior.precision(), float(fit.evidence.log_evidence)))
     assert [size for size in sizes if size not in (2, 20)] == [3] * 6 * (3 if step == "mackay" else 1)
     for one, two in zip(*runs, strict=True):

@@ -34,6 +34,7 @@ class Factors:
 
     A: Tensor
     G: Tensor
+    rank: int | None = None  # a bound for A: as many columns were seen
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Curvature:
     def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
         """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
         letters = {f"{letter} of {name}": getattr(f, letter) for name, f in self.factors.items() for letter in "GA"}
-        values = _eigvalsh(letters)
+        values = _eigvalsh(letters, {f"A of {name}": f.rank for name, f in self.factors.items() if f.rank is not None})
         return {name: (values[f"G of {name}"], values[f"A of {name}"]) for name in self.factors}
 
     def eigenvectors(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -137,8 +138,11 @@ class _Sums:
         self.dtype = dtype
         self.A: dict[str, Tensor] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # one sum for all paths that share their rows
+        self.inputs: dict[str, int] = {}  # how many each path was shown
+        self.positions: dict[str, int] = {}
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
+        self.inputs[name] = self.inputs.get(name, 0) + len(x)
         x = x.to(self.dtype or x.dtype)
         if type(path).gram is Path.gram:  # the path has no faster form of its own
             _add(self.A, name, path.columns(x))
@@ -147,6 +151,7 @@ class _Sums:
             self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
+        self.positions |= dict.fromkeys(names, rows.shape[1])
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
     def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors]:
@@ -166,7 +171,7 @@ class _Sums:
                 G = G.mean(0, keepdim=True).expand_as(G)
             check_factor(name, "A", A)
             check_factor(name, "G", G)
-            factors[name] = Factors(A, G)
+            factors[name] = Factors(A, G, self.inputs[name] * self.positions[name] if processes.count() == 1 else None)
         return factors
 
 
