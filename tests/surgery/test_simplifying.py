@@ -57,6 +57,8 @@ def test_a_planted_symmetry_is_strict_without_the_paths_that_have_no_evidence(st
     assert simple.symmetry().network_share() < 1e-9
     assert all(path.left_out for path in simple.model.simplification.paths)
     assert all(not p.any() for name, p in simple.model.named_parameters() if ".f-fc" in name)
+    gone = [value for name, value in simple.prior.precision().items() if ".f-fc" in name]
+    assert gone == pytest.approx([1e12] * len(gone)), "what is left out does not come back if training goes on"
     assert_close(fit.model.state_dict(), before, rtol=0, atol=0)
     found, left = simple.model.simplification.log_evidence
     assert left == pytest.approx(simple.evidence.log_evidence.item())
