@@ -51,7 +51,7 @@ FAULTS = {
     "guards: back at the same rate": Fault("training/guarding.py",
         "progress.pace /= SLOWER", "pass", "training/test_guarding.py -k recovered"),
     "guards: any loss is near guessing": Fault("training/guarding.py",
-        "not loss > low + (FAR if stays else NEAR) * explained", "not loss > low", "training/test_guarding.py -k guessing"),
+        "visits = start.explains and loss > near", "visits = loss > low", "training/test_guarding.py -k guessing"),
     "guards: less evidence wins": Fault("training/guarding.py",
         "(other is None or one > other)", "(other is None or one < other)", "training/test_guarding.py -k 'best or returned'"),
     "start: trials leave their trace": Fault("training/checkpoint.py",

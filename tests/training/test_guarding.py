@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -140,6 +141,20 @@ def test_a_loss_stays_for_as_many_steps_as_were_made_by_the_loader_that_was_give
     assert run.count / 2 >= guarding.STAYS / 2
     run.progress.lines.append({"epoch": 1, "loss": 1.0})
     assert guarding._stayed(run, 0.5), "one epoch before this one is enough"
+
+
+@pytest.mark.parametrize(("before", "collapsed"), [([], False), ([0.9], False), ([0.9, 0.7], False), ([0.9, 0.9], True)])
+def test_a_network_from_scratch_may_visit_guessing_but_not_stay(trained, monkeypatch, before, collapsed):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01))
+    starting.begin(run)
+    run.progress.keep(run.state.snapshot(1, 0.0))
+    monkeypatch.setattr(guarding, "STAYS", 3 * math.ceil(run.count / run.schedule.batch_size))
+    guess = run.progress.start.guess
+    run.progress.start, way = replace(run.progress.start, loss=guess), guess - 0.1
+    assert not run.progress.start.explains
+    run.progress.lines += [{"epoch": epoch, "loss": 0.1 + part * way} for epoch, part in enumerate(before, 1)]
+    run.progress.low = 0.1
+    assert bool(guarding.lost(run, 0.1 + 0.9 * way)) is collapsed
 
 
 def test_more_evidence_than_the_last_step_is_no_excuse_if_the_start_had_more(trained, monkeypatch):

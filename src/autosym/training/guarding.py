@@ -38,15 +38,17 @@ def lost(run: Run, loss: float) -> str | None:
         return f"the loss is {loss}"
     low, progress.low = progress.low, min(progress.low, loss)
     explained = start.guess - low
-    stays = start.explains and _stayed(run, low + FAR * explained)
-    if run.schedule.step == "none" or explained <= start.least or not loss > low + (FAR if stays else NEAR) * explained:
+    near, far = low + NEAR * explained, low + (FAR if start.explains else NEAR) * explained
+    visits = start.explains and loss > near  # from scratch it comes back by itself
+    gone = visits or (loss > far and _stayed(run, far))
+    if run.schedule.step == "none" or explained <= start.least or not gone:
         return None  # without evidence a prior that is held may want it so
     kept = [snapshot.log_evidence for snapshot in progress.snapshots.values() if snapshot.log_evidence is not None]
     now = _evidence(run) if kept else None
     if now is not None and now >= max(kept):  # the start's too: what is more than the last step's may be far below it
         progress.low = loss
         return None
-    if not loss > low + NEAR * explained:
+    if loss <= near:
         return f"the loss, {loss:.3g}, stays far above {low:.3g}, which it had reached (guessing: {start.guess:.3g})"
     return f"the loss, {loss:.3g}, is near that of guessing, {start.guess:.3g}"
 
