@@ -68,9 +68,8 @@ class Simplification:
         before, after = self.log_evidence
         of = " of the whole network" if self.curvature == "whole" else ""
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
-        found = (
-            f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed} in all; precisions were learned again for both"
-        )
+        changed = "nothing given up" if abs(self.given_up) < 0.05 else f"{changed} in all"
+        found = f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed}; precisions were learned again for both"
         return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
 
 
