@@ -11,6 +11,7 @@ import oracles
 from autosym.bayes.likelihoods import Categorical
 from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature.kronecker import Curvature, Factors, kfac
+from autosym.nn import nets
 from models import curvature, draw, mlp
 
 
@@ -199,3 +200,28 @@ def test_factors_of_few_columns_are_solved_on_their_range(samples, few, monkeypa
     _, mu = found.eigenvalues()["0.weight"]
     assert (256 not in sides) is few
     assert_close(mu, real(found.factors["0.weight"].A).clamp_min(0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["fc+conv", "f-fc+conv", "s-fc+s-conv", "where+conv", "turn:c4+gconv:c4", "f-fc+conv+gconv:c4", "pool"]
+)
+def test_no_factor_has_a_larger_rank_than_is_said(name):
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    if name == "pool":
+        layers = (
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Unflatten(1, (2, 2)),
+            nn.Conv3d(2, 3, (1, 3, 3)),
+            nn.GroupNorm(1, 3),
+            nn.Flatten(2),
+        )
+        model = nn.Sequential(
+            *layers, nn.Conv1d(3, 4, 5, stride=3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2)
+        ).double()
+    else:
+        model = nets.build(name, (1, 8, 8), 2, 3, channels=(1, 2), strides=(2, 2), hidden=2).double()
+    found = kfac(model, (x, torch.arange(2)), Categorical()).factors
+    assert any(factor.rank < factor.A.shape[-1] for factor in found.values()), "some bound says something"
+    for path, factor in found.items():
+        assert (torch.linalg.matrix_rank(factor.A, hermitian=True) <= factor.rank).all(), path

@@ -96,25 +96,7 @@ def simplify(
     default the former where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options``
     go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
-    if not isinstance(fitted, Fit):
-        raise TypeError(
-            f"simplify takes a Fit, as autosym.fit returns, got a {type(fitted).__name__}: for a model, call "
-            "simplify(autosym.fit(model, data), data)"
-        )
-    if fitted.schedule.step == "none":
-        raise ValueError("simplify compares evidence at learned precisions: fit without step='none'")
-    if math.isfinite(fitted.prior.nu):
-        raise ValueError(
-            "simplify compares evidence under Gaussian priors, not the bound under Student-t priors: fit without nu"
-        )
-    if isinstance(fitted.estimate, Kernel):
-        raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
-    if curvature not in (None, "kronecker", "whole"):
-        raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
-    if not total >= 0:
-        raise ValueError(
-            f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"
-        )
+    _refuse(fitted, curvature, total)
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -124,9 +106,7 @@ def simplify(
             "no path with a share breaks a symmetry that another path of its layer keeps, so there is nothing to leave out"
         )
     if curvature is None:
-        fewer = options.get("sampled") or options.get(
-            "subset"
-        )  # whoever asks for less than exact factors wants no more work than that
+        fewer = options.get("sampled") or options.get("subset")  # whoever asks for less wants no more work than that
         each = 2 if total == math.inf else 3  # alone, beside others, and put back
         affords = not fewer and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
@@ -153,6 +133,29 @@ def simplify(
     done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
+
+
+def _refuse(fitted: Fit, curvature: str | None, total: float) -> None:
+    """Refuse what cannot be simplified, or not so."""
+    if not isinstance(fitted, Fit):
+        raise TypeError(
+            f"simplify takes a Fit, as autosym.fit returns, got a {type(fitted).__name__}: for a model, call "
+            "simplify(autosym.fit(model, data), data)"
+        )
+    if fitted.schedule.step == "none":
+        raise ValueError("simplify compares evidence at learned precisions: fit without step='none'")
+    if math.isfinite(fitted.prior.nu):
+        raise ValueError(
+            "simplify compares evidence under Gaussian priors, not the bound under Student-t priors: fit without nu"
+        )
+    if isinstance(fitted.estimate, Kernel):
+        raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
+    if curvature not in (None, "kronecker", "whole"):
+        raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
+    if not total >= 0:
+        raise ValueError(
+            f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"
+        )
 
 
 def _log_evidence(fitted: Fit) -> float:
