@@ -1,13 +1,14 @@
 """What breaks a symmetry best? Networks that differ in their free path, on tasks that need position and on tasks that do not.
 
     python benchmarks/breaking.py                        the small runs without a result (embedded digits; needs scikit-learn, no GPU)
-    python benchmarks/breaking.py --data DIR             those on 10,000 images of MNIST too, on a GPU if there is one
+    python benchmarks/breaking.py --data DIR             those on 10,000 images of MNIST and CIFAR-10 too, on a GPU if there is one
     python benchmarks/breaking.py --only 'digit-*-1'     some of them; --seconds 500 starts no new run after 500 seconds
     python benchmarks/breaking.py --list                 the runs, and which are done
     python benchmarks/breaking.py --table                results by task and network: means over seeds, and each seed's evidence
 
-Each run is one ``fit`` of a network of ``nets.build`` by its defaults (``start`` 0.3). DIR holds MNIST in its official layout. Results are
-in benchmarks/results/breaking, one file a run. A killed run goes on from its checkpoint in --work. Several copies may run side by side.
+Each run is one ``fit`` of a network of ``nets.build`` by its defaults (``start`` 0.3). DIR holds MNIST and CIFAR-10 in their official
+layouts. Results are in benchmarks/results/breaking, one file a run. A killed run goes on from its checkpoint in --work. Several copies may
+run side by side.
 """
 
 import argparse
@@ -42,13 +43,14 @@ OUT = Path(__file__).parent / "results" / "breaking"
 class Task:
     """``symmetric`` is the answer of an expert, before any run: does the label stay the same under the symmetry in question?
 
-    ``breaks`` names the group in question, "" for translations. ``source`` names the images, a key of ``SOURCES``.
+    It is None where nobody knows. ``breaks`` names the group in question, "" for translations. ``source`` names the images, a key of
+    ``SOURCES``.
     """
 
     source: str
     question: str
     classes: int
-    symmetric: bool
+    symmetric: bool | None
     breaks: str = ""
 
 
@@ -81,15 +83,18 @@ TASKS = {
     "mnist-place": Task("mnist", "digit+quadrant", 40, False),
     "mnist-translated": Task("mnist", "translated-mnist", 10, True),
     "mnist-rotated": Task("mnist", "rotated-mnist", 10, True, "c4"),
+    "mnist-regular": Task("mnist", "mnist", 10, None, "c4"),  # no digit is turned in these data, so no answer is planted
+    "cifar-rotated": Task("cifar10", "rotated-cifar-10", 10, True, "c4"),
+    "cifar-regular": Task("cifar10", "cifar-10", 10, None, "c4"),
 }
 TRANSLATIONS = ("where+conv", "where:8+conv", "f-fc+conv", "conv")
 CHAINS = ("where+turn:c4+gconv:c4", "f-fc+conv+gconv:c4")  # the second as in Table 3
 FAMILIES = (
     Family(("digit", "place"), TRANSLATIONS, Shape(12, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8, lr=0.1)),
     Family(("mnist-digit", "mnist-place"), TRANSLATIONS, Shape(10)),
-    Family(("mnist-translated", "mnist-rotated"), CHAINS, Shape(2)),
+    Family(("mnist-translated", "mnist-rotated", "mnist-regular", "cifar-rotated", "cifar-regular"), CHAINS, Shape(2)),
 )
-MNIST_IMAGES = 10_000
+IMAGES = 10_000
 
 
 @dataclass(frozen=True)
@@ -120,13 +125,13 @@ def digits(cell: Cell, _: Path | None) -> tuple[Pair, Pair]:
     return quadrant_digits.tensors(quadrant_digits.Run(TASKS[cell.task].question, cell.model, seed=cell.seed))
 
 
-def mnist(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
-    """MNIST as in Tables 1 and 3, on fewer images."""
+def published(cell: Cell, folder: Path | None) -> tuple[Pair, Pair]:
+    """MNIST and CIFAR-10 as in Tables 1 and 3, on fewer images."""
     (x, y), test, _ = images.DATASETS[TASKS[cell.task].question](folder, 2 * cell.seed)
-    return (x[:MNIST_IMAGES], y[:MNIST_IMAGES]), test
+    return (x[:IMAGES], y[:IMAGES]), test
 
 
-SOURCES = {"digits": digits, "mnist": mnist}
+SOURCES = {"digits": digits, "mnist": published, "cifar10": published}
 
 
 def run(cell: Cell, data: Path | None, work: Path) -> dict[str, Any]:
@@ -189,7 +194,7 @@ def rows(results: Sequence[dict[str, Any]]) -> str:
         lines.append(
             (
                 task,
-                {True: "yes", False: "no"}[TASKS[task].symmetric] if task in TASKS else "?",
+                {True: "yes", False: "no", None: "?"}[TASKS[task].symmetric if task in TASKS else None],
                 model,
                 f"{statistics.fmean(nats):.0f}",
                 " ".join(f"{value:.0f}" for value in nats),
@@ -211,7 +216,7 @@ def stored(results: Path) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="the folder of MNIST")
+    parser.add_argument("--data", type=Path, help="the folder of MNIST and CIFAR-10")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose names match, as in 'place-where_conv-*'")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no new run after so many")
     parser.add_argument("--epochs", type=int, help="fewer than by default: to try it out")

@@ -158,7 +158,11 @@ def fitted(net: nn.Module, cell: Cell, train: Pair, test: Pair, work: Path, epoc
         )
     after["seconds"] = fit.history[-1]["seconds"] + time.perf_counter() - seen[-1]  # of earlier calls too
     after |= measured(fit.model, test) | shares(fit.symmetry())
-    return fit, after | {"log_evidence": float(fit.evidence.log_evidence), "recoveries": getattr(fit, "recoveries", None)}
+    return fit, after | {
+        "log_evidence": float(fit.evidence.log_evidence),
+        "recoveries": fit.recoveries,
+        "chosen_by": fit.chosen_by,
+    }
 
 
 def simplest(fit: autosym.Fit, train: Pair, test: Pair) -> tuple[autosym.Fit, dict[str, Any]]:

@@ -42,8 +42,8 @@ def test_a_run_that_fails_is_counted(tmp_path, capsys):
 
 def test_mnist_in_quadrants_with_fewer_images(tmp_path, monkeypatch):
     write_mnist(tmp_path, mnist_parts(60, 20))
-    monkeypatch.setattr(breaking, "MNIST_IMAGES", 40)
-    (x, y), (x_test, _) = breaking.mnist(Cell("mnist-place", "conv"), tmp_path)
+    monkeypatch.setattr(breaking, "IMAGES", 40)
+    (x, y), (x_test, _) = breaking.published(Cell("mnist-place", "conv"), tmp_path)
     assert x.shape == (40, 1, 32, 32)
     assert len(y) == 40
     assert len(x_test) == 20
