@@ -130,6 +130,7 @@ def test_lifted_networks_on_a_gpu(name, group):
     if (name, group) == ("odd", "translations"):
         pytest.skip("no polyphase grids of stride 2 on 15x15")
     model, x = built(name)
+    x = x[..., :8, :8] if (name, group) == ("subclasses", "translations") else x  # as 9x9 has no such grids either
     torch.manual_seed(3)
     lifted = noisy(autosym.lift(model.cuda(), x.cuda(), group))
     autosym.assert_equivariant(lifted, group, x.cuda(), 1e-10)

@@ -141,6 +141,41 @@ def test_a_loss_stays_for_as_many_steps_as_were_made_by_the_loader_that_was_give
     assert guarding._stayed(run, 0.5), "one epoch before this one is enough"
 
 
+def test_after_a_recovery_an_epoch_of_enough_steps_is_enough(trained):
+    """The rate was too high twice: to wait another epoch is to lose it."""
+    loader = DataLoader(TensorDataset(*pictures()), batch_size=1)
+    run = prepare(autosym.relax(trained, pictures(2)[0]), loader, "categorical", Schedule(epochs=5, lr=0.01))
+    assert run.count >= guarding.STAYS
+    starting.begin(run)
+    assert not guarding._stayed(run, 0.5), "the first epoch may be a visit"
+    run.progress.lines.append({"epoch": 1, "loss": 1.0, **guarding.recover(run, "a test")})
+    assert guarding._stayed(run, 0.5)
+
+
+@pytest.mark.parametrize("more", [-1.0, 1.0])
+def test_no_run_goes_back_to_where_its_loss_was_far_off_unless_that_had_the_most_evidence(trained, monkeypatch, more):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01))
+    starting.begin(run)
+    value, way = run.progress.start.log_evidence + more, run.progress.start.guess - run.progress.low
+    run.schedule = replace(run.schedule, burn_in=0, every=1)
+    told = {"log_evidence": value, "effective_parameters": {"": 9.0}}
+    monkeypatch.setattr(fitting, "_learn_prior", lambda run, epoch, line: line.update(told) or value)
+    for epoch, part in ((1, 0.3), (2, 0.2)):
+        monkeypatch.setattr(fitting, "_train_weights", lambda run, epoch, loss=run.progress.low + part * way: (loss, loss))
+        run.progress.lines.append(fitting._epoch(run, epoch))
+        assert run.progress.good == (epoch if more > 0 or part < guarding.FAR else 0)
+
+
+def test_what_collapsed_twice_from_the_start_goes_back_to_the_start(trained):
+    run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01))
+    starting.begin(run)
+    run.progress.keep(run.state.snapshot(3, -1e9))
+    run.progress.good = 0
+    for epoch in (4, 5, 6):
+        run.progress.lines.append({"epoch": epoch, "loss": 1.0, **guarding.recover(run, "a test")})
+        assert run.progress.lines[-1]["recovered"]["epoch"] == 0
+
+
 @pytest.mark.parametrize(("before", "collapsed"), [([], False), ([0.9], False), ([0.9, 0.7], False), ([0.9, 0.9], True)])
 def test_a_network_from_scratch_may_visit_guessing_but_not_stay(trained, monkeypatch, before, collapsed):
     run = prepare(autosym.relax(trained, pictures(2)[0]), pictures(), "categorical", Schedule(epochs=5, lr=0.01))

@@ -50,7 +50,7 @@ from autosym.training import evidence_steps
 from autosym.training.callbacks import Callback
 from autosym.training.checkpoint import Keeper
 from autosym.training.fitted import Fit
-from autosym.training.guarding import choose, fallen, lost, recover, settle, stopped_rising
+from autosym.training.guarding import choose, fallen, lost, recover, settle, stopped_rising, worth_keeping
 from autosym.training.ranges import Ranges
 from autosym.training.running import Run
 from autosym.training.schedule import Schedule
@@ -199,7 +199,8 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
             why = str(error)
     if why:
         return {"epoch": epoch, "loss": line["loss"], **recover(run, why)}
-    if value is not None or (not progress.best and epoch % run.schedule.pause == 0):  # none before the first evidence step
+    due = value is not None or (not progress.best and epoch % run.schedule.pause == 0)  # none before the first evidence step
+    if due and worth_keeping(run, late, value):
         progress.keep(run.state.snapshot(epoch, value))
     if learning and run.may_stop and processes.agreed(stopped_rising([*progress.lines, line], len(planned))):
         progress.stopped = epoch

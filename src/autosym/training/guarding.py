@@ -21,7 +21,7 @@ from autosym.training.starting import SLOWER, floor
 
 NEAR = 0.8  # of the way from the least loss back to that of guessing: a loss beyond it is near guessing
 FAR = 0.25  # of that way: of a model trained before, a loss that stays beyond it does not come back by itself, one that visits often does
-STAYS = 128  # steps, and two epochs at least, beyond which it stays
+STAYS = 128  # steps, and before the first recovery two epochs at least, beyond which it stays
 MOST = 12  # recoveries
 LESS = 0.05  # part of the evidence: with less lost since the best step it is better to go on, as lower rates bring more
 PARTS = (
@@ -36,16 +36,14 @@ def lost(run: Run, loss: float) -> str | None:
     progress, start = run.progress, _start(run)
     if not math.isfinite(loss):
         return f"the loss is {loss}"
+    near, far = _levels(run)
     low, progress.low = progress.low, min(progress.low, loss)
-    explained = start.guess - low
-    near, far = low + NEAR * explained, low + (FAR if start.explains else NEAR) * explained
     visits = start.explains and loss > near  # from scratch it comes back by itself
     gone = visits or (loss > far and _stayed(run, far))
-    if run.schedule.step == "none" or explained <= start.least or not gone:
+    if run.schedule.step == "none" or start.guess - low <= start.least or not gone:
         return None  # without evidence a prior that is held may want it so
-    kept = [snapshot.log_evidence for snapshot in progress.snapshots.values() if snapshot.log_evidence is not None]
-    now = _evidence(run) if kept else None
-    if now is not None and now >= max(kept):  # the start's too: what is more than the last step's may be far below it
+    now = _evidence(run) if _kept(run) else None
+    if now is not None and now >= max(_kept(run)):  # the start's too: what is more than the last step's may be far below it
         progress.low = loss
         return None
     if loss <= near:
@@ -53,11 +51,26 @@ def lost(run: Run, loss: float) -> str | None:
     return f"the loss, {loss:.3g}, is near that of guessing, {start.guess:.3g}"
 
 
+def _levels(run: Run) -> tuple[float, float]:
+    """The losses beyond which one is near guessing, and beyond which one may visit but not stay."""
+    low, start = run.progress.low, _start(run)
+    explained = start.guess - low
+    return low + NEAR * explained, low + (FAR if start.explains else NEAR) * explained
+
+
 def _stayed(run: Run, far: float) -> bool:
-    """Whether the loss was beyond ``far`` in all epochs before this one that matter."""
-    epochs = max(2, math.ceil(STAYS / math.ceil(run.count / run.stream.together))) - 1
-    before = run.progress.lines[-epochs:]
+    """Whether the loss was beyond ``far`` in all epochs before this one that matter. After a recovery one epoch may be enough."""
+    epochs = math.ceil(STAYS / math.ceil(run.count / run.stream.together)) - 1
+    epochs = epochs if run.progress.recoveries else max(1, epochs)
+    before = run.progress.lines[::-1][:epochs]
     return len(before) == epochs and all("recovered" not in line and (line.get("loss") or 0.0) > far for line in before)
+
+
+def worth_keeping(run: Run, loss: float, value: float | None) -> bool:
+    """Whether a run may go back to here: of a model trained before, not where its loss is far off, unless its evidence is the most."""
+    if run.schedule.step == "none" or not _start(run).explains or loss <= _levels(run)[1]:
+        return True
+    return value is not None and value >= max(_kept(run), default=math.inf)
 
 
 def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
@@ -84,7 +97,7 @@ def recover(run: Run, why: str) -> dict[str, Any]:
     """
     progress = run.progress
     if progress.lines and progress.lines[-1].get("recovered", {}).get("epoch") == progress.good:
-        progress.good = progress.best if progress.best != progress.good else 0
+        progress.good = progress.best if progress.best < progress.good else 0
     progress.recoveries += 1
     progress.pace /= SLOWER
     good = progress.snapshots[progress.good]
@@ -189,6 +202,11 @@ def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
 def evidence(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     """The log evidence of all evidence steps."""
     return [line["log_evidence"] for line in lines if line.get("log_evidence") is not None]
+
+
+def _kept(run: Run) -> list[float]:
+    """The log evidence of all snapshots that have one, the start's too."""
+    return [snapshot.log_evidence for snapshot in run.progress.snapshots.values() if snapshot.log_evidence is not None]
 
 
 def _start(run: Run) -> Start:
