@@ -1,4 +1,4 @@
-"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run NAME``, ``table NAME``.
+"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run``, ``table``, ``doctor``.
 
 Exit status: 0 if all is well, 1 if the data or a file are wrong, 2 if the call is wrong, 130 if interrupted (Ctrl-C). Results go to
 stdout, everything else to stderr.
@@ -18,10 +18,12 @@ import tyro
 from tyro.conf import Positional
 
 from autosym.cli import own_images, own_trajectories, published
+from autosym.cli.doctor import examined
 from autosym.report.drawing import show_symmetry
 from autosym.report.writing import try_write_run, write_run
 from autosym.runtime import processes
 from autosym.runtime.provenance import VERSION
+from autosym.runtime.tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"autosym {VERSION}")
         return 0
     description = f"{main.__doc__}\n\n--version prints the version ({VERSION})."
-    listed = (fit, audit, report, own_trajectories.noether, published.demo, published.run, published.table)
+    listed = (fit, audit, report, own_trajectories.noether, published.demo, published.run, published.table, doctor)
     commands = {command.__name__: command for command in listed}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
@@ -131,6 +133,23 @@ def audit(
         return
     print(found)
     print("\n0 is exact, 1 is an error as large as the output itself; 1e-5 or less is rounding.")
+
+
+def doctor(json: bool = False) -> None:
+    """Is this installation sound? Versions, hardware, extras, write access, and numbers against closed forms, in some ten seconds.
+
+    Args:
+        json: print the checks as JSON and nothing else.
+    """
+    checks = examined()
+    failed = [check.name for check in checks if check.sound is False]
+    if json:
+        print(json_format.dumps([asdict(check) for check in checks]))
+    else:
+        mark = {True: "ok", None: "--", False: "WRONG"}
+        print(table([("", "what", "found"), *((mark[c.sound], c.name, c.found) for c in checks)], "<<<"))
+    if failed:
+        raise ValueError(f"wrong: {', '.join(failed)}. Please report it with all of the above")
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

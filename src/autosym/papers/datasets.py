@@ -95,6 +95,11 @@ def cifar10(folder: str | Path | None = None, download: bool = True) -> Pairs:
     return _cifar_pair(train), _cifar_pair([test])
 
 
+def place(folder: str | Path | None = None) -> Path:
+    """Where datasets are kept: ``folder``, else $AUTOSYM_DATA, else ~/.cache/autosym."""
+    return Path(folder or os.environ.get("AUTOSYM_DATA") or "~/.cache/autosym").expanduser()
+
+
 def _files(
     what: str,
     names: Sequence[str],
@@ -104,7 +109,7 @@ def _files(
     hint: str = "",
 ) -> list[Path]:
     """The path of every name; ``fetch(root, missing)`` gets the missing ones."""
-    root = Path(folder or os.environ.get("AUTOSYM_DATA") or "~/.cache/autosym").expanduser()
+    root = place(folder)
 
     def look(name: str) -> Path | None:
         spots = (root / place / form for place in places for form in (name, name.removesuffix(".gz")))
