@@ -1,13 +1,35 @@
-"""The tables of docs/findings.md, from the files of benchmarks/results that are there.
-
-python benchmarks/findings.py
-"""
+"""The tables of docs/ that are made of the files in benchmarks/results; ``tables_of_docs.py`` puts them into the pages."""
 
 import json
-from collections.abc import Iterable, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import breaking as breaking_runs
+import real_table
 
 RESULTS = Path(__file__).parent / "results"
+NETWORKS = {"cnn": "CNN", "resnet20": "ResNet-20", "depthwise": "depthwise", "sequence": "1-d"}
+QUESTIONS = {  # of the truth suite: what keeps the symmetry, and what does not
+    "teacher": "teachers: convolutional (yes), dense or half dense (no)",
+    "quadrant": "quadrants: the digit (yes), digit and quadrant (no)",
+    "turned": "quarter turns: digits turned (yes) or upright (no)",
+    "flipped": "mirror images: the digit (yes), digit and whether mirrored (no)",
+    "regression": "numbers given by such teachers, with noise",
+    "relaxed": "the same, of a trained CNN made free by `relax`",
+}
+ESTIMATORS = {
+    "kronecker": "Kronecker, per block (the default of training)",
+    "kronecker shared": "Kronecker, shared",
+    "diagonal": "diagonal",
+    "blocks": "exact blocks, one for each path",
+    "whole": 'whole network (`curvature="whole"`)',
+    "whole by probes": "whole network by probes",
+    "kernel sampled": "kernel of a quarter of the samples, mean of ten draws",
+    "variational": "variational, matrix normal",
+}
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -15,107 +37,374 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def truth(result: dict) -> str:
-    head = ""
-    kinds = {"all": result, "those with more evidence than guessing": result["learned"], "comparisons": result["compared"]}
+def made(results: Sequence[dict[str, Any]], script: str) -> str:
+    """The line under a table: which script, machine and commit."""
+    found = [result["provenance"] for result in results]
+    devices = sorted({one["device"] for one in found})
+    versions = sorted({one["torch"].split("+")[0] for one in found})
+    commits = sorted({one["commit"].split("-")[0][:7] for one in found})
+    several = "s" if len(commits) > 1 else ""
+    return f"\n\n*`{script}`; {' and '.join(devices)}; torch {', '.join(versions)}; commit{several} {', '.join(commits)}.*"
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def folder(name: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((RESULTS / name).glob("*.json"))]
+
+
+def span(values: Sequence[float], form: str, unit: float = 1.0) -> str:
+    """ "least to most", or one number if they are the same."""
+    low, high = (f"{bound / unit:{form}}" for bound in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+# ---- planted symmetries
+
+
+def truth_counts() -> str:
+    result = read("truth")
+    kinds = {
+        "paths in one network, then `simplify`": result,
+        "the same, of cases in which something was learned": result["learned"],
+        "two networks, each trained by itself, compared": result["compared"],
+    }
+    rows = []
     for name, counts in kinds.items():
         low, high = counts["interval"]
-        head += f"Of {name}: {counts['right']} of {counts['cases']} right ({low:.0%} to {high:.0%}), "
-        head += f"{counts['wrongly_found']} wrongly found, {counts['wrongly_missed']} wrongly missed.\n\n"
-    rows = [
-        (name, f"{line['right']} of {line['cases']}", line["wrongly_found"], line["wrongly_missed"])
-        for name, line in result["by_kind"].items()
-    ]
-    return head + markdown(("planted", "right", "wrongly found", "wrongly missed"), rows)
+        right = f"{counts['right']} of {counts['cases']} ({100 * low:.0f} to {100 * high:.0f} %)"
+        rows.append((name, right, counts["wrongly_found"], counts["wrongly_missed"]))
+    return markdown(("asked by", "right (95 % interval)", "wrongly found", "wrongly missed"), rows) + made(
+        [result], "python benchmarks/truth.py"
+    )
 
 
-def approximations(result: dict) -> str:
-    tasks = result["tasks"]
-    names = list(tasks[0]["estimators"])
+def truth() -> str:
     rows = []
-    for name in names:
-        judged = [task["estimators"][name] for task in tasks]
+    for question, words in QUESTIONS.items():
+        row = [words]
+        for symmetric in (True, False):
+            cases = [
+                case
+                for case in read("truth")["all"]
+                if case["question"] == question and case["symmetric"] is symmetric and not case["compared"]
+            ]
+            worth = [max(case["nats"]) for case in cases]
+            nats = f"{max(worth):.1f} at most" if symmetric else span(worth, ",.0f")
+            right = f"{sum(case['right'] for case in cases)} of {len(cases)}"
+            row += [right, span([case["fitted"] for case in cases], ".0f", 0.01), nats]
+        rows.append(row)
+    third = ("broken before `simplify` (%)", "best path (nats)")
+    return markdown(("planted", "right, if it is there", *third, "right, if it is not", *third), rows)
+
+
+def breaking_truth() -> str:
+    """F-FC (or a convolution beside the group's) against waves and contrasts, on the same planted cases."""
+    found: dict[tuple, dict[str, dict]] = defaultdict(dict)
+    for name in ("truth", "truth-breaking"):
+        for case in read(name)["all"]:
+            if not case["compared"]:
+                key = tuple(case[part] for part in ("question", "symmetric", "samples", "seed", "strength"))
+                found[key][name] = case
+    pairs = [pair for pair in found.values() if len(pair) == 2]
+    kinds: dict[str, Callable[[dict], bool]] = {
+        "translations": lambda case: case["question"] not in ("turned", "flipped"),
+        "quarter turns and mirror images": lambda case: case["question"] in ("turned", "flipped"),
+    }
+    rows = []
+    for kind, belongs in kinds.items():
+        some = [(pair["truth"], pair["truth-breaking"]) for pair in pairs if belongs(pair["truth"])]
+        right = [f"{sum(pair[side]['right'] for pair in some)} of {len(some)}" for side in (0, 1)]
+        more = []
+        for symmetric in (True, False):
+            same = [pair for pair in some if pair[0]["symmetric"] is symmetric]
+            wins = sum(a["log_evidence"]["learned"] > b["log_evidence"]["learned"] for a, b in same)
+            more.append(f"{wins} and {len(same) - wins} of {len(same)}")
+        rows.append((kind, *right, *more))
+    header = (
+        "symmetry",
+        "right: F-FC or CONV",
+        "right: `where` or `turn`",
+        "more evidence, where it is there",
+        "where it is not",
+    )
+    results = [read("truth"), read("truth-breaking")]
+    return markdown(header, rows) + made(results, "python benchmarks/truth.py --breaking")
+
+
+# ---- approximations
+
+
+def approximations() -> str:
+    result = read("approximations")
+    rows = []
+    for name, words in ESTIMATORS.items():
+        judged = [task["estimators"][name] for task in result["tasks"]]
         errors = [error for line in judged for error in line["error"].values()]
         same, best = (f"{sum(line[key] for line in judged)} of {len(judged)}" for key in ("same_symmetry", "same_best"))
-        mean, least, most = sum(errors) / len(errors), min(errors), max(errors)
-        rows.append((name, f"{mean:+.1f}", f"{least:+.1f} to {most:+.1f}", same, best))
-    worst = max(cell["ais_uncertainty"] for task in tasks for cell in task["cells"])
-    linear = ", ".join(
-        f"{line['weights']} weights: exact {line['exact']:.2f}, AIS {line['ais']:.2f} ± {line['ais_uncertainty']:.2f}"
-        for line in result["linear"]
+        rows.append((words, f"{statistics.fmean(errors):+.1f}", span(errors, "+.1f"), same, best))
+    header = ("estimator", "mean error (nats)", "from, to", "CONV or F-FC as AIS", "the best of four as AIS")
+    worst = max(cell["ais_uncertainty"] for task in result["tasks"] for cell in task["cells"])
+    line = made([result], "python benchmarks/approximations.py --seeds 3")
+    return markdown(header, rows) + line[:-1] + f" AIS itself is uncertain by {worst:.1f} nats at most.*"
+
+
+def whole() -> str:
+    result = read("whole")
+    cells, goals = result["cells"], result["goals"]
+
+    def times(key: str) -> str:
+        return span([cell[f"{key}_seconds"] / cell["fit_seconds"] for cell in cells], ".2g") + " times"
+
+    fast = {key: f"{count} of {len(cells)}" for key, count in goals["as_fast_as_a_fit"].items()}
+    within = f"{goals['within_three_standard_errors']} of {len(cells)}"
+    rows = (
+        ("Kronecker factors", span([c["kronecker"] - c["exact"] for c in cells], "+.0f"), "no error known", "", ""),
+        ("whole, factorised", "0", "exact", times("exact"), fast["exact"]),
+        ("whole, by probes", span([c["error"] for c in cells], "+.1f"), within, times("probes"), fast["probes"]),
+        ("whole, the way of the least work (the default)", "", "", times("route"), fast["route"]),
     )
-    head = f"AIS is uncertain by at most {worst:.1f} nats; on linear regression, {linear}.\n\n"
-    return head + markdown(("estimator", "mean error (nats)", "from, to", "CONV or F-FC as AIS", "the best as AIS"), rows)
+    header = ("evidence", "error (nats)", "within three standard errors", "time, in default fits", "no slower than a fit")
+    return markdown(header, rows) + made([result], "python benchmarks/whole.py")
 
 
-def shares(line: dict) -> str:
+def whole_large() -> str:
+    result = read("whole_large")
+    rows = [("Kronecker factors", f"{result['kronecker']:,.0f}", "", "", "")]
+    for one in result["estimates"]:
+        name = "whole, `seconds=60`, TF32" if one["tf32"] else "whole, `seconds=60`, float32"
+        error, cut = f"{one['standard_error']:,.0f}", f"{one['truncation']:,.0f}"
+        rows.append((name, f"{one['log_evidence']:,.0f}", error, cut, f"{one['seconds']:.0f}"))
+    header = ("evidence", "log evidence", "standard error", "truncation, at most", "seconds")
+    return markdown(header, rows) + made([result], "python benchmarks/whole_large.py")
+
+
+def precision_steps() -> str:
+    """By the whole network, less by Kronecker factors."""
+    result = read("precision_steps")
+    pairs: dict[tuple, dict[str, dict]] = defaultdict(dict)
+    for cell in result["cells"]:
+        pairs[cell["network"], cell["head"], cell["seed"]][cell["by"]] = cell
+    row = []
+    for key, form in (("log_evidence", "+.0f"), ("accuracy", "+.2f"), ("nll", "+.3f")):
+        gains = [pair["whole"][key] - pair["kronecker"][key] for pair in pairs.values()]
+        error = statistics.stdev(gains) / len(gains) ** 0.5
+        row.append(
+            f"{statistics.fmean(gains):{form}} ± {error:{form[1:]}} (more in {sum(gain > 0 for gain in gains)} of {len(gains)})"
+        )
+    header = ("log evidence of the whole network", "test accuracy (points)", "test NLL")
+    return markdown(header, [row]) + made([result], "python benchmarks/precision_steps.py")
+
+
+# ---- networks and paths
+
+
+def trained() -> str:
+    results = [one for one in folder("real") if one["config"].get("paths", "f-fc") == "f-fc"]
+    cells: dict[tuple, list[dict]] = defaultdict(list)
+    for one in results:
+        cells[tuple(one["config"][key] for key in ("network", "task", "images"))].append(one)
+    words = {True: "yes", False: "no", None: "?"}
+    tasks = list(real_table.TASKS)
+    rows = []
+    for (network, task, images), runs in sorted(
+        cells.items(), key=lambda item: (-item[0][2], tasks.index(item[0][1]), list(NETWORKS).index(item[0][0]))
+    ):
+        accuracies = [f"{real_table.mean(runs, stage, 'accuracy'):.2f}" for stage in ("before", "fit", "hardened")]
+        nats = [f"{real_table.mean(runs, stage, 'log_evidence') / images:.3f}" for stage in ("before", "fit")]
+        shares = [real_table.mean(runs, stage, "network_share") for stage in ("simplified", "fit")]
+        free = next((f"{100 * share:.1f}" for share in shares if share is not None), "?")
+        expert, said = real_table.TASKS[task].symmetric, real_table.answer(runs)
+        found = words[said] if said is expert else f"**{words[said]}**"
+        place = task.replace("-", ", ").replace("place", "with place")
+        rows.append((NETWORKS[network], place, f"{images:,}", len(runs), *accuracies, *nats, free, words[expert], found))
+    header = (
+        *("network", "task", "images", "runs", "accuracy before", "after fit", "hardened"),
+        *("log evidence / N before", "after", "free (%)", "do shifts keep the label?", "found"),
+    )
+    return markdown(header, rows) + made(results, "python benchmarks/real.py --data DIR")
+
+
+def breaking(tasks: Sequence[str], networks: Sequence[str]) -> str:
+    cells: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for one in folder("breaking"):
+        cells[one["config"]["task"], one["config"]["model"]].append(one)
+    tasks = [task for task in tasks if any((task, network) in cells for network in networks)]
+    rows = []
+    for task in tasks:
+        for network in networks:
+            runs = cells.get((task, network), [])
+            if not runs:
+                continue
+            nats = [one["row"]["evidence"] * one["samples"] for one in runs]
+            broken = [100 * one["broken"] for one in runs if one["broken"] is not None] if network != "conv" else []
+            accuracy = f"{statistics.fmean(one['row']['accuracy'] for one in runs):.1f}"
+            share = span(broken, ".0f") if broken else ""
+            symmetric = {True: "yes", False: "no", None: "?"}[breaking_runs.TASKS[task].symmetric]
+            named = (BREAKING_TASKS[task], symmetric) if network == networks[0] else ("", "")
+            rows.append((*named, network, f"{statistics.fmean(nats):,.0f}", span(nats, ",.0f"), share, accuracy))
+    used = [one for task in tasks for network in networks for one in cells.get((task, network), [])]
+    header = ("task", "symmetric?", "network", "log evidence", "of seeds", "broken (%)", "accuracy (%)")
+    return markdown(header, rows) + made(used, "python benchmarks/breaking.py --data DIR")
+
+
+BREAKING_TASKS = {
+    "digit": "embedded digits in quadrants: the digit",
+    "place": "the same: digit and quadrant",
+    "mnist-digit": "MNIST in quadrants: the digit",
+    "mnist-place": "the same: digit and quadrant",
+    "mnist-translated": "translated MNIST (translations)",
+    "mnist-rotated": "rotated MNIST (quarter turns)",
+    "mnist-regular": "MNIST as it is (quarter turns)",
+    "cifar-rotated": "rotated CIFAR-10 (quarter turns)",
+    "cifar-regular": "CIFAR-10 (quarter turns)",
+}
+
+
+def large_images() -> str:
+    result = read("large_images")
+    plain = result["found"]["plain"]
+    rows = []
+    for name, one in result["found"].items():
+        size, step = one["parameters"] / plain["parameters"], one["step"] / plain["step"]
+        grown, slower = ("", "") if name == "plain" else (f" ({size:.1f} times)", f" ({step:.1f} times)")
+        evidence = f"{one['evidence']:.0f} s, {one['gib']:.0f} GiB" if "evidence" in one else ""
+        rows.append((name, f"{one['parameters'] / 1e6:.1f} million{grown}", f"{1e3 * one['step']:.1f} ms{slower}", evidence))
+    header = (
+        "ResNet-18 at 224x224",
+        "parameters",
+        f"step of {result['batch']} images",
+        f"evidence pass, {result['images']:,} images",
+    )
+    return markdown(header, rows) + made([result], "python benchmarks/large_images.py")
+
+
+def costs(name: str) -> str:
+    result = read(name)
+    rows = []
+    for title, lines in {**result["layers"], "whole network": result["networks"]}.items():
+        for layer, line in lines.items():
+            ratios = [f"{line[f'{key}_ratio']:.2f}x" for key in ("train_ms", "infer_ms", "kept_mib")]
+            rows.append((title, layer, f"{line['parameters']:,}", *ratios))
+    header = ("map", "layer", "parameters", "training", "inference", "kept for the backward pass")
+    device = " --device cuda" if name.endswith("cuda") else ""
+    return markdown(header, rows) + made([result], f"python benchmarks/costs.py{device}")
+
+
+def _shares(line: dict) -> str:
     return " / ".join(f"{100 * share:.0f}" for share in line["free_share"])
 
 
-def priors(result: dict) -> str:
+def priors() -> str:
+    result = read("priors")
     rows = [
-        (line["task"], line["prior"], f"{line['accuracy']:.1f}", f"{line['log_evidence']:.0f}", shares(line), line["seeds"])
+        (line["task"], line["prior"], f"{line['accuracy']:.1f}", f"{line['log_evidence']:.0f}", _shares(line))
         for line in result["table"]
     ]
-    return markdown(("task", "prior", "held-out accuracy (%)", "log evidence", "free share by block (%)", "seeds"), rows)
+    header = ("task", "prior", "held-out accuracy (%)", "log evidence (Student-t: a bound)", "free share by block (%)")
+    return markdown(header, rows) + made([result], "python benchmarks/priors.py --seeds 3")
 
 
-def other_groups(result: dict) -> str:
-    def percent(values: Sequence[float]) -> str:
-        return " ".join(f"{100 * value:.0f}" for value in values)
+def other_groups() -> str:
+    result = read("other_groups")
+    rows = []
+    for line in result["table"]:
+        moved, upright = (", ".join(f"{100 * share:.0f}" for share in line[key]) for key in ("moved", "upright"))
+        rows.append((line["group"], moved, upright, f"{line['larger_on_moved']} of {line['seeds']}"))
+    header = ("group", "share of its path, data moved by it (%, by seed)", "upright data", "larger where the symmetry is")
+    return markdown(header, rows) + made([result], "python benchmarks/other_groups.py --epochs 100")
 
-    rows = [
-        (line["group"], percent(line["moved"]), percent(line["upright"]), f"{line['larger_on_moved']} of {line['seeds']}")
-        for line in result["table"]
-    ]
-    return markdown(("group", "share of its path on moved digits, by seed (%)", "on upright ones", "larger on moved"), rows)
 
-
-def ablation(result: dict) -> str:
+def ablation() -> str:
+    result = read("ablation")
     rows = [
         (
-            line["task"],
-            line["free"],
-            line["depth"],
+            *(line[key] for key in ("task", "free", "depth")),
             f"{line['accuracy']:.1f}",
             f"{line['log_evidence']:.0f}",
-            f"{line['parameters']:.0f}",
-            shares(line),
+            f"{line['parameters']:,.0f}",
+            _shares(line),
             f"{line['seconds']:.0f}",
         )
         for line in result["table"]
     ]
-    header = ("task", "free path", "in blocks", "accuracy (%)", "log evidence", "parameters", "free share (%)", "seconds")
-    return markdown(header, rows)
+    header = (
+        "task",
+        "free path",
+        "in blocks",
+        "accuracy (%)",
+        "log evidence",
+        "parameters",
+        "free share by block (%)",
+        "seconds",
+    )
+    return markdown(header, rows) + made([result], "python benchmarks/ablation.py --seeds 2")
 
 
-def costs(result: dict) -> str:
+# ---- what a fit says
+
+
+def cautions() -> str:
+    result = read("cautions")
     rows = []
-    for title, lines in {**result["layers"], "network": result["networks"]}.items():
-        for name, line in lines.items():
-            ratios = [f"{line[key]:.1f} ({line[f'{key}_ratio']:.2f}x)" for key in ("train_ms", "infer_ms", "kept_mib")]
-            rows.append((title, name, line["parameters"], *ratios))
-    head = f"{result['provenance']['device']}, batch {result['batch']}.\n\n"
-    return head + markdown(("map", "layer", "parameters", "training (ms)", "inference (ms)", "kept for backward (MiB)"), rows)
+    for name, gains in result["gains"].items():
+        nats = list(gains.values())
+        more = f"{sum(gain > 0 for gain in nats)} of {len(nats)}"
+        rows.append((f"`{name}`", more, f"{span(nats, '+.0f')}, median {statistics.median(nats):+.0f}"))
+    line = made([result], "python benchmarks/cautions.py --seeds 10 --epochs 5 10 20 40")
+    return markdown(("caution", "more evidence after its advice", "nats"), rows) + line
 
 
-TABLES = {
+def predictive() -> str:
+    result = read("predictive")
+    columns = {"point": "point estimate", "tuned probit": "tuned", "kronecker probit": "posterior as it is"}
+    rows = []
+    for seed, problems in result["seeds"].items():
+        for name, found in problems.items():
+            cells = [found.get(key) for key in columns]
+            shown = [f"{one['nll']:.3f} / {one['calibration_error']:.3f}" if one else "" for one in cells]
+            rows.append((name, seed, *shown))
+    return markdown(("network", "seed", *columns.values()), rows) + made([result], "python benchmarks/predictive.py")
+
+
+def normalisation() -> str:
+    result = read("normalisation")
+    fits: dict[str, list[dict]] = defaultdict(list)
+    for one in result["fits"]:
+        fits[one["normalisation"]].append(one)
+    rows = [
+        (
+            name,
+            *(f"{statistics.fmean(one[key] for one in found):.0f}" for key in ("before", "after")),
+            f"{statistics.fmean(one['accuracy'] for one in found):.1f}",
+            f"{statistics.fmean(one['loss'] for one in found):.3f}",
+        )
+        for name, found in fits.items()
+    ]
+    header = ("normalisation", "log evidence at the start", "at the end", "test accuracy (%)", "test loss")
+    return markdown(header, rows) + made([result], "python benchmarks/normalisation.py")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "truth-counts": truth_counts,
     "truth": truth,
+    "breaking-truth": breaking_truth,
     "approximations": approximations,
+    "whole": whole,
+    "whole-large": whole_large,
+    "precision-steps": precision_steps,
+    "trained": trained,
+    "breaking": lambda: breaking(list(BREAKING_TASKS)[:4], ("conv", "where+conv", "where:8+conv", "f-fc+conv")),
+    "breaking-groups": lambda: breaking(list(BREAKING_TASKS)[4:], breaking_runs.CHAINS),
+    "large-images": large_images,
+    "costs": lambda: costs("costs"),
+    "costs-cuda": lambda: costs("costs-cuda"),
     "priors": priors,
-    "other_groups": other_groups,
+    "other-groups": other_groups,
     "ablation": ablation,
-    "costs": costs,
-    "costs-cuda": costs,
+    "cautions": cautions,
+    "predictive": predictive,
+    "normalisation": normalisation,
 }
-
-
-def main() -> None:
-    for name, table in TABLES.items():
-        path = RESULTS / f"{name}.json"
-        print(f"## {name}\n")
-        print(table(json.loads(path.read_text())) if path.exists() else "not run yet", end="\n\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The scripts of ``benchmarks/`` that answer questions of docs/findings.md, at the smallest size that runs."""
+"""The scripts of ``benchmarks/`` that answer questions of docs/findings.md and docs/free-paths.md, at the smallest size that runs."""
 
 import json
 import subprocess
@@ -14,7 +14,6 @@ import ablation
 import approximations
 import costs
 import ends
-import findings
 import learned
 import normalisation
 import other_groups
@@ -198,22 +197,6 @@ def test_costs_of_layers_count_what_autograd_keeps():
     assert found["torch"]["train_ms_ratio"] == 1
     assert costs.kept(torch.nn.Linear(5, 2), torch.randn(3, 5)) == 0, "the input and the weights are there anyway"
     assert costs.kept(torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Tanh()), torch.randn(3, 5)) == 3 * 2 * 4
-
-
-# ---- findings
-
-
-def test_tables_of_findings_are_made_of_the_files_that_are_there(capsys):
-    findings.main()
-    shown = capsys.readouterr().out
-    for name in findings.TABLES:
-        assert f"## {name}\n" in shown
-    counted = {"cases": 1, "right": 1, "wrongly_found": 0, "wrongly_missed": 0, "interval": (0.2, 1.0)}
-    several = {"learned": counted | {"cases": 2}, "compared": counted | {"cases": 3}, "by_kind": {"turned": counted}}
-    said = findings.truth(counted | several)
-    assert "| turned | 1 of 1 | 0 | 0 |" in said
-    assert "Of those with more evidence than guessing: 1 of 2 right" in said
-    assert "Of comparisons: 1 of 3 right" in said
 
 
 # ---- schedule

@@ -14,17 +14,23 @@ from autosym.linear import groups
 ROOT = Path(__file__).parent.parent
 RUN = [
     "index.md",
+    "own-network.md",
+    "lift.md",
+    "invariance.md",
+    "noether.md",
+    "own-loop.md",
+    "large-images.md",
+    "saving.md",
+    "deciding.md",
+    "faq.md",
     "concepts.md",
+    "fit-options.md",
     "new-group.md",
     "new-layer.md",
     "new-likelihood.md",
     "new-evidence.md",
-    "faq.md",
-    "invariance.md",
-    "lift.md",
-    "noether.md",
-    "own-loop.md",
 ]
+LONGEST = 1200  # words of a page that is read from top to bottom
 
 
 def blocks(page):
@@ -66,10 +72,56 @@ def test_what_the_reference_shows_has_a_docstring():
         assert methods <= {"forward", "extra_repr", "log_likelihood", "scale", "root"}, f"{name}: {methods}"
 
 
+def parts():
+    """The pages of each part of the navigation."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].splitlines():
+        if part := re.fullmatch(r"  - (.*):", line):
+            found[part[1]] = []
+        elif page := re.fullmatch(r"      - .*: (\S+\.md)", line):
+            found[list(found)[-1]].append(page[1])
+    return found
+
+
+def words(text):
+    """How many words a page has, tables included, code and what only tools read left out."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.S | re.M)
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
+
+
 def test_every_page_is_in_the_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f": {page.name}\n" in navigation, page.name
+    listed = [page for pages in parts().values() for page in pages]
+    docs = ROOT / "docs"
+    assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+
+
+def test_pages_are_short_but_for_reference_and_lab_notes():
+    assert list(parts()) == ["Start", "How to", "Understand", "Reference", "Results", "Lab notes"]
+    read = [page for part, pages in parts().items() if part not in ("Reference", "Lab notes") for page in pages]
+    long = {page: count for page in read if (count := words((ROOT / "docs" / page).read_text())) > LONGEST}
+    assert not long
+
+
+def test_words_are_counted_without_code():
+    assert words("# One two\n\n```python\nthree = 4\n```\n<!-- five -->\n| six | - |\n") == 3
+
+
+def anchors(page):
+    """The anchors of the headings of a page, as mkdocs makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    plain = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"[\s-]+", "-", heading) for heading in plain}
+
+
+def test_pages_named_outside_of_the_site_exist():
+    """In docstrings, comments and messages, and in the files at the root, which mkdocs does not see."""
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = [(file, *found) for file in files for found in re.findall(r"\bdocs/([\w/-]+\.\w+)(?:#([\w-]+))?", file.read_text())]
+    assert len(named) > 20
+    for file, page, anchor in named:
+        target = ROOT / "docs" / page
+        assert target.exists(), f"{file} names docs/{page}"
+        assert not anchor or anchor in anchors(target), f"{file} names docs/{page}#{anchor}"
 
 
 @pytest.mark.slow
@@ -84,6 +136,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for name in autosym.__all__:
         if name != "__version__":
             assert f'id="autosym.{name}"' in reference
-    for page in tmp_path.glob("*.html"):
+    for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?(https?:[^"' >]*)""", page.read_text())
         assert not loaded, f"{page.name} loads {loaded[0]} from elsewhere"

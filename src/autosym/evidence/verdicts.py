@@ -37,7 +37,7 @@ from autosym.linear.path import INTERPOLATION, Kept
 STRICT, NEARLY = 0.01, 0.05  # upper limits of the share of paths that break a layer's symmetry
 CONSTANT = 0.01  # a path with an inverse lengthscale below it is constant in space
 FEWEST = 1.0  # a layer with fewer effective parameters is not judged
-LITTLE = 0.2  # gain over guessing: above it planted comparisons were right, below it many were wrong (docs/findings.md)
+LITTLE = 0.2  # gain over guessing: above it planted comparisons were right, below it many were wrong (docs/lab/findings.md)
 RISING = 0.05  # part of the span of the evidence, at least LEAST: with a larger rise at its last steps it is not settled
 LEAST = 1.0  # nats
 MOVING = 0.05  # part of a range: if it moves more in the last quarter of its steps it is not settled

@@ -23,7 +23,7 @@ TASKS = ("upright", "turned")
 
 @dataclass(frozen=True)
 class Run(measuring.Run):
-    """One dataset. Both datasets use the same network and schedule, which were chosen on this seed (docs/evidence.md)."""
+    """One dataset. Both datasets use the same network and schedule, which were chosen on this seed (docs/lab/evidence.md)."""
 
     task: str = "turned"
     model: str = "f-fc+conv+gconv:c4"

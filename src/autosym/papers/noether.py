@@ -41,7 +41,7 @@ INTEGRATORS: dict[str, Callable[["Run", Field, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One cell of the table. Data and networks are the paper's; steps, rates and samples are ours (see docs/noether.md)."""
+    """One cell of the table. Data and networks are the paper's; steps, rates and samples are ours (see docs/noether-tables.md)."""
 
     system: str
     model: str  # hnn, learned or oracle

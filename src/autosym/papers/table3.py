@@ -11,7 +11,7 @@ _NUMBERS = {
     "cifar-10": (3.540, 68.33, 0.552, 80.94, 0.926, (0, 44, 56)),
     "rotated-cifar-10": (5.953, 48.30, 1.236, 55.68, 1.630, (4, 14, 82)),
 }
-START = 0.1  # largest evidence with the first seed; tried 1 and 0.1 on all five tasks, 0.3 on three (docs/schedule.md)
+START = 0.1  # largest evidence with the first seed; tried 1 and 0.1 on all five tasks, 0.3 on three (docs/lab/schedule.md)
 RUNS = {
     run.name: run
     for task in _NUMBERS

@@ -96,7 +96,7 @@ def fit(
     does, "whole" always (``Fit.chosen_by`` says which).
 
     ``callbacks`` and ``log`` are called with every line of the history; ``progress`` shows it, ``history`` and ``tensorboard`` keep it.
-    ``resume`` goes on from the file ``checkpoint``, bit for bit. Every argument is in docs/faq.md, "What can a fit be told?".
+    ``resume`` goes on from the file ``checkpoint``, bit for bit. Every argument is in docs/fit-options.md.
     """
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
