@@ -71,9 +71,13 @@ def test_relax_your_cnn(capsys):
 
 
 @pytest.mark.slow
-def test_the_tutorial_runs_from_top_to_bottom(capsys):
+def test_the_tutorial_runs_from_top_to_bottom_and_finds_both_answers(capsys):
     text = (EXAMPLES.parent / "docs" / "tutorial.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     assert len(blocks) >= 7
-    exec(compile("\n".join(blocks), "tutorial.md", "exec"), {"__name__": "tutorial"})
+    names: dict = {"__name__": "tutorial"}
+    exec(compile("\n".join(blocks), "tutorial.md", "exec"), names)
     assert "('norm2',)" in capsys.readouterr().out
+    place, digit = (names[name].symmetry() for name in ("simple", "again"))
+    assert place.network_share() > 0.05 > digit.network_share(), "the half of the image needs position, the digit does not"
+    assert isinstance(names["plain"].conv1, nn.Conv2d)
