@@ -387,6 +387,21 @@ def normalisation() -> str:
     return markdown(header, rows) + made([result], "python benchmarks/normalisation.py")
 
 
+def soak() -> str:
+    result = read("soak")
+    counts = [f"{result['minutes']:.0f} minutes", *(result[key] for key in ("rounds", "kills", "runs_killed_and_resumed"))]
+    row = (*counts, len(result["drifts"]), span(result["resident_mib"], ".1f"))
+    header = (
+        "minutes",
+        "rounds",
+        "kills",
+        "runs killed and resumed to the end",
+        "numbers that drifted",
+        "resident memory (MiB)",
+    )
+    return markdown(header, [row]) + made([result], "python benchmarks/soak.py")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "truth-counts": truth_counts,
     "truth": truth,
@@ -407,4 +422,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "cautions": cautions,
     "predictive": predictive,
     "normalisation": normalisation,
+    "soak": soak,
 }

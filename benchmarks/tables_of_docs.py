@@ -91,6 +91,25 @@ def third_shares() -> str:
     return markdown(("by evidence", "log evidence / N", "F-FC (%)", "CONV (%)", "rotation path (%)"), rows)
 
 
+def published() -> str:
+    """The networks that learned their symmetry, in a few rows."""
+    chosen = (
+        ("MNIST in quadrants: the digit", "table1", table1, ("digit", "f-fc+conv", "theta")),
+        ("MNIST in quadrants: digit and quadrant", "table1", table1, ("digit+quadrant", "f-fc+conv", "theta")),
+        ("CIFAR-10", "table2", table2, ("cifar-10", "f-fc+conv", "theta")),
+        ("CIFAR-10, sparse paths", "table2", table2, ("cifar-10", "s-fc+s-conv", "u")),
+        ("rotated MNIST, small network", "table3", table3, ("rotated-mnist", table3.MODEL, "theta")),
+        ("rotated CIFAR-10, small network", "table3", table3, ("rotated-cifar-10", table3.MODEL, "theta")),
+        ("CIFAR-10, small network", "table3", table3, ("cifar-10", table3.MODEL, "theta")),
+    )
+    rows = []
+    for words, table, module, key in chosen:
+        row = _rows(table, module)[*key, "evidence"]
+        free = sum(share for path, share in row["shares"].items() if path.endswith("fc"))
+        rows.append((words, row["model"], _accuracy(row), row["epochs"], f"{100 * free:.0f}"))
+    return markdown(("data", "paths", "test accuracy (%)", "epochs", "free, mean over layers (%)"), rows)
+
+
 def ranges() -> str:
     """Table 1 of *Learning Invariant Weights*."""
     found = {(row["model"], row["task"]): row for row in invariance.rows("invariance-1", RESULTS)}
@@ -163,6 +182,7 @@ def razor() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = findings.TABLES | {
+    "published": published,
     "table1": first,
     "table2": second,
     "table3": third,
