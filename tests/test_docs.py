@@ -102,6 +102,12 @@ def test_pages_are_short_but_for_reference_and_lab_notes():
     assert not long
 
 
+def test_commits_stand_under_tables_or_in_lab_notes():
+    for page in (ROOT / "docs").glob("*.md"):
+        lines = [line for line in page.read_text().splitlines() if re.search(r"\bcommits? [0-9a-f]{7}\b", line)]
+        assert all(line.startswith("*`") for line in lines), page.name
+
+
 def test_words_are_counted_without_code():
     assert words("# One two\n\n```python\nthree = 4\n```\n<!-- five -->\n| six | - |\n") == 3
 
