@@ -1,6 +1,7 @@
 """The tables of docs/ that are made of the files in benchmarks/results; ``tables_of_docs.py`` puts them into the pages."""
 
 import json
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +43,7 @@ def made(results: Sequence[dict[str, Any]], script: str) -> str:
     found = [result["provenance"] for result in results]
     devices = sorted({one["device"] for one in found})
     versions = sorted({one["torch"].split("+")[0] for one in found})
-    commits = sorted({one["commit"].split("-")[0][:7] for one in found})
+    commits = sorted({re.sub(r"^(\w{7})\w*", r"\1", one["commit"]) for one in found})  # "-dirty", if it says so, stays
     several = "s" if len(commits) > 1 else ""
     return f"\n\n*`{script}`; {' and '.join(devices)}; torch {', '.join(versions)}; commit{several} {', '.join(commits)}.*"
 

@@ -52,6 +52,13 @@ def test_ranges_of_numbers():
     assert findings.span([0.012, 0.011], ".0f", 0.01) == "1"
 
 
+def test_the_line_under_a_table_says_what_made_it():
+    one = {"provenance": {"device": "CPU", "torch": "2.13.0+cpu", "commit": "0123456789abcdef-dirty"}}
+    two = {"provenance": {"device": "GPU", "torch": "2.13.0+cu130", "commit": "abcdef0"}}
+    assert findings.made([one], "x").strip() == "*`x`; CPU; torch 2.13.0; commit 0123456-dirty.*"
+    assert findings.made([one, two], "x").strip() == "*`x`; CPU and GPU; torch 2.13.0; commits 0123456-dirty, abcdef0.*"
+
+
 def test_our_numbers_beside_published_ones():
     assert tables_of_docs.beside(1.234, 2.0, 2, 0.1) == "1.23 ± 0.10 (2.00)"
     assert tables_of_docs.beside(None, 2.0, 1) == "- (2.0)"
