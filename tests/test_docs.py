@@ -84,8 +84,8 @@ def parts():
 
 
 def words(text):
-    """How many words a page has, tables included, code and what only tools read left out."""
-    text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.S | re.M)
+    """How many words a page has: its own tables count, code and tables that are made from files do not."""
+    text = re.sub(r"^<!-- table: .*?^<!-- end -->|^```.*?^```", "", text, flags=re.S | re.M)
     return sum(bool(re.search(r"\w", word)) for word in text.split())
 
 
@@ -108,8 +108,9 @@ def test_commits_stand_under_tables_or_in_lab_notes():
         assert all(line.startswith("*`") for line in lines), page.name
 
 
-def test_words_are_counted_without_code():
-    assert words("# One two\n\n```python\nthree = 4\n```\n<!-- five -->\n| six | - |\n") == 3
+def test_words_are_counted_without_code_and_measured_tables():
+    page = "# One two\n\n```python\nthree = 4\n```\n| five | - |\n<!-- table: six -->\n| 7 |\n<!-- end -->\n"
+    assert words(page) == 3
 
 
 def anchors(page):
