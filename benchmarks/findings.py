@@ -1,4 +1,7 @@
-"""The tables of docs/ that are made of the files in benchmarks/results; ``tables_of_docs.py`` puts them into the pages."""
+"""The tables of docs/ that are made of the files in benchmarks/results.
+
+python benchmarks/findings.py           prints them all; ``tables_of_docs.py`` puts them into the pages
+"""
 
 import json
 import re
@@ -425,3 +428,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "normalisation": normalisation,
     "soak": soak,
 }
+
+
+if __name__ == "__main__":
+    print("\n\n".join(f"## {name}\n\n{table()}" for name, table in TABLES.items()))
