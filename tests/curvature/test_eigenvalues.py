@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 import oracles
 from autosym.bayes.likelihoods import Categorical
-from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature import kronecker
+from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature.kronecker import Curvature, Factors, FewColumns, kfac
 from autosym.nn import nets
 from models import curvature, draw, mlp
