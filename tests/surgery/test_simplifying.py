@@ -268,3 +268,39 @@ def test_paths_are_priced_by_the_whole_network_where_that_costs_no_more_than_the
     assert asked[1:] == [3 * len(again.model.simplification.paths) + 1], "each may be put back too"
     assert (simple.evidence.standard_error is not None) == enough
     assert autosym.simplify(fit, data, subset=50).evidence.standard_error is None, "whoever wants less is not given more"
+
+
+@pytest.mark.parametrize("which", ["strict", "free", "twice"])
+@pytest.mark.parametrize("nats", [0.5, 10.0, 1000.0])
+def test_the_fast_way_leaves_out_the_same_paths(which, nats, request):
+    data, fit = request.getfixturevalue(which)
+    slow, fast = (autosym.simplify(fit, data, nats, "kronecker", fast=fast).model.simplification for fast in (False, True))
+    assert [path.left_out for path in fast.paths] == [path.left_out for path in slow.paths]
+    assert fast.log_evidence == pytest.approx(slow.log_evidence, rel=1e-9)
+    for one, exact in zip(fast.paths, slow.paths, strict=True):
+        assert not exact.estimated
+        assert (one.nats < nats) is (exact.nats < nats)
+        if not one.estimated:
+            assert one.nats == pytest.approx(exact.nats, rel=1e-6, abs=1e-6)
+    assert ("~" in str(fast)) is any(path.estimated for path in fast.paths)
+    assert "~" not in str(slow)
+
+
+def test_the_fast_way_takes_two_passes_where_nothing_is_in_doubt(strict, monkeypatch):
+    data, fit = strict
+    passes, at = [], laplace.at
+    monkeypatch.setattr(laplace, "at", lambda *a, **k: passes.append(1) or at(*a, **k))
+    found = autosym.simplify(fit, data, fast=True).model.simplification
+    assert all(path.left_out and path.estimated for path in found.paths)
+    assert len(passes) == 2, "before, and without all"
+    assert found.curvature == "kronecker"
+
+
+def test_a_path_near_the_threshold_has_its_evidence_computed(free):
+    data, fit = free
+    first = autosym.simplify(fit, data, curvature="kronecker").model.simplification.paths[0]
+    near = autosym.simplify(fit, data, first.nats + 1, fast=True).model.simplification.paths[0]
+    assert not near.estimated
+    assert near.nats == pytest.approx(first.nats, rel=1e-6)
+    with pytest.raises(ValueError, match="fast estimates from Kronecker factors"):
+        autosym.simplify(fit, data, curvature="whole", fast=True)
