@@ -13,8 +13,10 @@ import torch
 import ablation
 import approximations
 import costs
+import draws
 import ends
 import findings
+import gpu
 import learned
 import normalisation
 import other_groups
@@ -312,6 +314,28 @@ def test_normalisation(monkeypatch):
 
 
 # ---- whole evidence at real size
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_gpu_run_small_on_any_device(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--small", "--out", str(tmp_path / "out.json")])
+    gpu.main()
+    found = capsys.readouterr().out
+    assert all(f"{row} (" in found for row in gpu.ROWS)
+    assert not (tmp_path / "out.json").exists(), "small figures are not results"
+    for goal in gpu.GOALS:
+        row, key = goal.split("/", 1)
+        assert key.startswith("60 epochs") or f"  {key} " in found[found.index(f"{row} (") :], "a goal has its figure"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "nothing"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+
+
+def test_the_study_of_draws_runs_small(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draws.py", "--quick"])
+    monkeypatch.setattr(draws, "VARIANTS", {"half": 90.0})
+    draws.main()
+    assert "half" in capsys.readouterr().out
 
 
 def test_whole_evidence_at_real_size_runs_small(monkeypatch, capsys, tmp_path):

@@ -95,10 +95,11 @@ def simplify(
 
     This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. If
     ``fast``, one pass without curvature estimates what all candidates are worth (``surgery.screening``), and evidence is computed only for
-    those that are near ``nats``; steps are as before, so what is left out has its price in evidence. Such nats are marked by ~. A sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
-    that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
-    default the former where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options``
-    go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
+    those that are near ``nats``; steps are as before, so what is left out has its price in evidence. Such nats are marked by ~. A sparse
+    path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of
+    the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by default
+    the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not ``fast``.
+    ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     _refuse(fitted, curvature, total, fast)
     fitted.check_weights()
