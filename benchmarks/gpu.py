@@ -5,12 +5,12 @@
 
 Rows, all on random images whose classes a random network gives:
   agreement    log evidence in float64 on the GPU and on the CPU; steps recorded as CUDA graphs and launched ones
-  paper        F-FC+CONV (width 10, one channel, batch 128): an epoch against one of CONV; evidence passes against one gradient of all samples
+  paper        F-FC+CONV (width 10, batch 128): an epoch against one of CONV; evidence passes against one gradient of all samples
   relaxed      a CNN of six layers, 32 to 128 channels, relaxed: a training step against the plain network's
   simplify     16 candidate paths: ``fast`` against a pass for each path
   symmetrise   rotation, 31 copies, eight blocks: an epoch with an evidence step, with fewer copies and samples in steps
-An epoch is that of ``autosym.fit``: shuffling, the steps (recorded), the last smaller batch. An evidence pass is factors, eigenvalues and the
-log evidence.
+An epoch is that of ``autosym.fit``: shuffling, the steps (recorded), the last smaller batch. An evidence pass is factors, eigenvalues and
+the log evidence.
 """
 
 import argparse

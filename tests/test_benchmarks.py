@@ -24,7 +24,9 @@ import pool
 import priors
 import quantities
 import same_numbers
+import scaling
 import schedule
+import speed
 import truth
 import whole_large
 from autosym.bayes import likelihoods
@@ -329,6 +331,32 @@ def test_the_rows_of_a_gpu_run_small_on_any_device(monkeypatch, capsys, tmp_path
     monkeypatch.setattr(sys, "argv", ["gpu.py", "nothing"])
     with pytest.raises(SystemExit):
         gpu.main()
+
+
+@pytest.mark.parametrize("row", ["resnet", "simplify", "symmetrise"])
+def test_the_rows_of_a_cpu_run_small(row, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(speed, "OUT", tmp_path / "speed.json")
+    monkeypatch.setattr(sys, "argv", ["speed.py", row, "--quick"])
+    speed.main()
+    found = capsys.readouterr().out
+    assert found.startswith(row)
+    assert " / " in found, "a ratio"
+    assert not (tmp_path / "speed.json").exists()
+
+
+def test_an_import_is_timed_beside_torch():
+    found = speed.imports(True)
+    assert found["beyond torch"] == found["autosym"] - found["torch"]
+
+
+def test_growth_is_the_slope_of_the_last_doubling(monkeypatch, capsys, tmp_path):
+    assert scaling.exponent((1, 2, 4), [100.0, 3.0, 24.0]) == pytest.approx(3.0)
+    monkeypatch.setattr(scaling, "OUT", tmp_path / "scaling.json")
+    monkeypatch.setattr(scaling, "QUICK", {"samples": (4, 8)})
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--quick"])
+    scaling.main()
+    assert "samples 4 to 8" in capsys.readouterr().out
+    assert not (tmp_path / "scaling.json").exists()
 
 
 def test_the_study_of_draws_runs_small(monkeypatch, capsys):
