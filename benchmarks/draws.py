@@ -2,9 +2,9 @@
 
     python benchmarks/draws.py [--quick]        writes benchmarks/results/draws.json
 
-Runs as of ``autosym run rotated-digits`` (700 digits turned by up to 180, 90 and 0 degrees, one hidden layer, 60 epochs). They differ in the
-copies of a step (``in_steps``) and in the samples that an evidence step takes its curvature from (``subset``). The evidence at the end is
-that of all samples and 31 copies in every run. CPU seconds are of one thread, divided by those with 31 copies and all samples.
+Runs as of ``autosym run rotated-digits`` (700 digits turned by up to 180, 90 and 0 degrees, one hidden layer, 60 epochs). They differ in
+the copies of a step (``in_steps``) and in the samples that an evidence step takes its curvature from (``subset``). The evidence at the
+end is that of all samples and 31 copies in every run. CPU seconds are of one thread, divided by those with 31 copies and all samples.
 """
 
 import argparse

@@ -9,6 +9,8 @@ Rows, all on random images whose classes a random network gives:
   relaxed      a CNN of six layers, 32 to 128 channels, relaxed: a training step against the plain network's
   simplify     16 candidate paths: ``fast`` against a pass for each path
   symmetrise   rotation, 31 copies, eight blocks: an epoch with an evidence step, with fewer copies and samples in steps
+  modes        ResNet-18 at 224x224, plain and relaxed: a gradient in float32, channels last, bfloat16 (autocast) and compiled (only the
+               plain one), and by how much it differs from that in float32; only if it is named
 An epoch is that of ``autosym.fit``: shuffling, the steps (recorded), the last smaller batch. An evidence pass is factors, eigenvalues and
 the log evidence.
 """
@@ -35,6 +37,7 @@ from autosym.runtime.batching import Stream
 from autosym.runtime.graphs import Captured
 from autosym.runtime.provenance import provenance
 from autosym.training.steps import Weights
+from large_images import resnet18
 from real_networks import CNN
 
 Pair = tuple[Tensor, Tensor]
@@ -183,6 +186,37 @@ def symmetrise(sizes: Sizes) -> dict[str, float]:
     return found
 
 
+def modes(sizes: Sizes) -> dict[str, float]:
+    """TF32 is as torch has it. A mode that fails is NaN, with its error printed. Small, nothing is compiled, as that takes minutes."""
+    torch.manual_seed(0)
+    small = sizes.images != Sizes.images
+    side, batch, width = (32, 2, 4) if small else (224, 32, 64)
+    x, y = torch.randn(batch, 3, side, side, device=sizes.device), torch.randint(10, (batch,), device=sizes.device)
+    plain, found = resnet18(10, width).to(sizes.device), {}
+    for name, net in (("plain", plain), ("where", autosym.relax(plain, x[:2], paths="where").to(sizes.device))):
+        exact = torch.cat([g.flatten() for g in _slopes(net, x, y)])
+        compiled = () if small or name != "plain" else ("compiled",)
+        for mode in ("float32", "channels last", "bfloat16", "bfloat16, channels last", *compiled):
+            last = "channels last" in mode
+            inputs = x.contiguous(memory_format=torch.channels_last) if last else x
+            net = net.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+            run = torch.compile(net) if mode == "compiled" else net
+            try:
+                with torch.autocast(sizes.device, torch.bfloat16, enabled="bfloat16" in mode):
+                    found[f"{name}, {mode}"] = seconds(partial(_slopes, run, inputs, y), sizes)
+                    slopes = torch.cat([g.float().flatten() for g in _slopes(run, inputs, y)])
+                found[f"{name}, {mode}, gradient away by"] = float((slopes - exact).norm() / exact.norm())
+            except Exception as error:  # a mode that torch cannot do is a result
+                print(f"  {name}, {mode}: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                found[f"{name}, {mode}"] = float("nan")
+        torch.compiler.reset()
+    return found
+
+
+def _slopes(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(F.cross_entropy(net(x), y), [p for p in net.parameters() if p.requires_grad])
+
+
 def gradient(net: nn.Module, data: Pair, batch: int = 8192) -> None:
     """One forward and one backward pass of all samples: less is not enough for any evidence."""
     for x, y in zip(data[0].split(batch), data[1].split(batch), strict=True):
@@ -250,6 +284,7 @@ ROWS: dict[str, Callable[[Sizes], dict[str, float]]] = {
     "relaxed": relaxed,
     "simplify": simplify,
     "symmetrise": symmetrise,
+    "modes": modes,
 }
 
 
@@ -266,7 +301,7 @@ def main() -> None:
     if options.profile:
         profile(sizes)
     result: dict = {"rows": {}, "goals": GOALS, "sizes": vars(sizes), "provenance": provenance(sizes.device)}
-    for name in options.rows or ROWS:
+    for name in options.rows or [row for row in ROWS if row != "modes"]:
         begun = time.perf_counter()
         result["rows"][name] = ROWS[name](sizes)
         print(f"{name} ({time.perf_counter() - begun:.0f} s)")

@@ -2,10 +2,10 @@
 
     python benchmarks/scaling.py [--quick]        writes benchmarks/results/scaling.json and prints the table of docs/performance.md
 
-Two networks, from ``BASE`` on, one size at a time doubled: a factored map beside a convolution ("f-fc+conv"), and waves of position beside it
-("where+conv"). Time is CPU seconds of one thread, the least of three. Memory is what a process takes at most beyond what it held before. The
-exponent p of cost ~ size^p is the slope between the last two sizes, both on a logarithmic scale. In two processes each takes half of the
-samples: time and memory are those of one of them.
+Two networks, from ``BASE`` on, one size at a time doubled: a factored map beside a convolution ("f-fc+conv"), and waves of position beside
+it ("where+conv"). Time is CPU seconds of one thread, the least of three. Memory is what a process takes at most beyond what it held
+before. The exponent p of cost ~ size^p is the slope between the last two sizes, both on a logarithmic scale. In two processes each takes
+half of the samples: time and memory are those of one of them.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 Rows:
   import       ``import autosym`` beside ``import torch``
-  resnet       a sampled evidence pass of a relaxed ResNet-18 on 256 images of 32x32, at its start, and with all paths away from zero; beside
-               one gradient of the same network, and of the plain one
+  resnet       a sampled evidence pass of a relaxed ResNet-18 on 256 images of 32x32, at its start, and with all paths away from zero;
+               beside one gradient of the same network, and of the plain one
   simplify     ``fast`` beside a pass for each candidate, of fits of digits in quadrants; and whether both leave out the same paths
   symmetrise   an epoch with a step of precisions and range: 8 of 31 copies and a quarter of the samples in steps, beside all
 Contenders take turns, each is run twice, and the smaller time counts: other work on the machine does not make a run faster.

@@ -320,7 +320,7 @@ def test_normalisation(monkeypatch):
 
 @pytest.mark.slow
 def test_the_rows_of_a_gpu_run_small_on_any_device(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--small", "--out", str(tmp_path / "out.json")])
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *gpu.ROWS, "--small", "--out", str(tmp_path / "out.json")])
     gpu.main()
     found = capsys.readouterr().out
     assert all(f"{row} (" in found for row in gpu.ROWS)
