@@ -1,0 +1,68 @@
+"""Do steps in bfloat16 change what is learned? Digits in quadrants, F-FC+CONV of the demo, several seeds, CPU.
+
+    python benchmarks/bf16.py [--quick]        writes benchmarks/results/bf16.json
+
+Two questions (the digit; the digit and whether it is left or right), fits of the same seeds with and without ``bf16``. Log evidence at the
+end, the free part of the network, and accuracy on digits that were not trained on. What it saves is measured by
+``python benchmarks/gpu.py modes``: a CPU is slower in bfloat16.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+import autosym
+from autosym.nn import nets
+from autosym.papers import datasets
+from autosym.runtime.provenance import provenance
+from autosym.runtime.tables import table
+
+OUT = Path(__file__).parent / "results" / "bf16.json"
+TRAIN = 600
+
+
+def cell(question: str, seed: int, bf16: bool, epochs: int) -> dict:
+    """What one fit ends with."""
+    images, labels = datasets.digits()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    x, quadrant = datasets.in_quadrants(images[order], 0, seed)
+    y = labels[order] if question == "digit" else labels[order] % 5 + 5 * (quadrant % 2)
+    x = (x - x[:TRAIN].mean()) / x[:TRAIN].std()
+    torch.manual_seed(seed)
+    net = nets.build("f-fc+conv", (1, 16, 16), 10, 8, (1, 2, 4, 8), (2, 2, 2, 2), hidden=8)
+    fit = autosym.fit(net, (x[:TRAIN], y[:TRAIN]), epochs=epochs, seed=seed, curvature="kronecker", bf16=bf16)
+    with torch.no_grad():
+        accuracy = float((net(x[TRAIN:]).argmax(1) == y[TRAIN:]).double().mean())
+    return {
+        "question": question,
+        "seed": seed,
+        "bf16": bf16,
+        "evidence": float(fit.evidence.log_evidence),
+        "free": fit.symmetry().network_share(),
+        "accuracy": 100 * accuracy,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two epochs and one seed, printed only")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cells, rows = [], [("question", "seed", "steps in", "log evidence", "free", "accuracy")]
+    for question in ("digit", "digit and side"):
+        for seed in (0,) if options.quick else (0, 1, 2):
+            for bf16 in (False, True):
+                found = cell(question, seed, bf16, 2 if options.quick else 40)
+                cells.append(found)
+                figures = (f"{found['evidence']:.1f}", f"{found['free']:.1%}", f"{found['accuracy']:.1f} %")
+                rows.append((question, str(seed), "bfloat16" if bf16 else "float32", *figures))
+                print(*rows[-1], flush=True)
+    print(table(rows, "<<<>>>"))
+    if not options.quick:
+        OUT.write_text(json.dumps({"cells": cells, "provenance": provenance("cpu")}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
