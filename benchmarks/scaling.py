@@ -3,9 +3,9 @@
     python benchmarks/scaling.py [--quick]        writes benchmarks/results/scaling.json and prints the table of docs/performance.md
 
 Two networks, from ``BASE`` on, one size at a time doubled: a factored map beside a convolution ("f-fc+conv"), and waves of position beside
-it ("where+conv"). Time is CPU seconds of one thread, the least of three. Memory is what a process takes at most beyond what it held
-before. The exponent p of cost ~ size^p is the slope between the last two sizes, both on a logarithmic scale. In two processes each takes
-half of the samples: time and memory are those of one of them.
+it ("where+conv"). Time is CPU seconds of one thread, the least of three. Memory is what a process of its own takes at most beyond what it
+held before. The exponent p of cost ~ size^p is the slope between the last two sizes, both on a logarithmic scale. In two processes each
+takes half of the samples: the time is that of one of them.
 """
 
 import argparse
@@ -83,13 +83,9 @@ def works(size: Size) -> dict[str, Callable[[], object]]:
 
 
 def measured(size: Size, repeats: int) -> dict[str, float]:
-    """CPU seconds and MiB of each work."""
+    """CPU seconds of each work."""
     found = {}
     for name, work in works(size).items():
-        _forget_peak()
-        before = _status("VmRSS")
-        work()
-        found[f"{name}, MiB"] = max(1.0, _status("VmHWM") - before)  # less cannot be told
         times = []
         for _ in range(repeats):
             begun = time.process_time()
@@ -99,8 +95,28 @@ def measured(size: Size, repeats: int) -> dict[str, float]:
     return found
 
 
+def memory(size: Size, name: str) -> float:
+    """MiB of a work, in a process of its own: memory that was freed before is not taken for new memory."""
+    context = get_context("fork")
+    answer = context.SimpleQueue()
+    process = context.Process(target=_peak, args=(size, name, answer))
+    process.start()
+    found = answer.get()
+    process.join()
+    return found
+
+
+def _peak(size: Size, name: str, answer: object) -> None:
+    works(replace(size, samples=2, channels=1, side=4, layers=1, classes=2))[name]()  # what is allocated once is not counted
+    work = works(size)[name]
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+    before = _status("VmRSS")
+    work()
+    answer.put(max(1.0, _status("VmHWM") - before))  # type: ignore[attr-defined]  (less cannot be told)
+
+
 def in_processes(size: Size, parts: int, repeats: int) -> dict[str, float]:
-    """The same, of the first of several processes; steps are of a batch of its own."""
+    """CPU seconds, of the first of several processes; steps are of a batch of its own."""
     with tempfile.TemporaryDirectory() as folder:
         context = get_context("spawn")
         answer = context.SimpleQueue()
@@ -130,22 +146,18 @@ def exponent(sizes: tuple[int, ...], costs: list[float]) -> float:
 
 def report(result: dict) -> str:
     """The table of docs/performance.md."""
-    works = ("exact", "sampled", "step", "exact, MiB", "step, MiB")
-    rows = [("network", "size", *works)]
+    figures = ("exact", "sampled", "step", "exact, MiB", "step, MiB")
+    rows = [("network", "size", *figures)]
     for name, grown in result["networks"].items():
         for what, cells in grown.items():
             sizes = tuple(int(size) for size in cells)
-            costs = [[cell[key] for cell in cells.values()] for key in works]
+            costs = [[cell[key] for cell in cells.values() if key in cell] for key in figures]
             rows.append((name, f"{what} {sizes[-2]} to {sizes[-1]}", *(_cell(sizes, several) for several in costs)))
     return table(rows, "<<>>>>>")
 
 
 def _cell(sizes: tuple[int, ...], costs: list[float]) -> str:
-    return f"{costs[-2]:.3g} to {costs[-1]:.3g} (^{exponent(sizes, costs):.1f})"
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+    return "" if not costs else f"{costs[-2]:.3g} to {costs[-1]:.3g} (^{exponent(sizes, costs):.1f})"
 
 
 def _status(key: str) -> float:
@@ -160,12 +172,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     base, repeats = (replace(BASE, samples=4, side=8, channels=2), 1) if options.quick else (BASE, 3)
-    measured(replace(base, samples=4), 1)  # what is allocated once is not counted
     result: dict = {"networks": {}, "base": vars(base), "provenance": provenance("cpu")}
-    for name in ("f-fc+conv", "where+conv"):
+    kinds, growth = ("f-fc+conv", "where+conv"), QUICK if options.quick else GROWTH
+    taken = {  # first, as this process has taken nothing yet
+        (name, what, n, work): memory(replace(base, name=name, **{what: n}), work)
+        for name in kinds
+        for what, sizes in growth.items()
+        for n in sizes
+        for work in ("exact", "step")
+    }
+    measured(base, 1)  # libraries choose their algorithms
+    for name in kinds:
         grown = result["networks"][name] = {}
-        for what, sizes in (QUICK if options.quick else GROWTH).items():
+        for what, sizes in growth.items():
             grown[what] = {n: measured(replace(base, name=name, **{what: n}), repeats) for n in sizes}
+            for n, cell in grown[what].items():
+                cell |= {f"{work}, MiB": taken[name, what, n, work] for work in ("exact", "step")}
             print(f"{name}, {what}", flush=True)
         if not options.quick:
             large = replace(base, name=name, samples=4 * base.samples)

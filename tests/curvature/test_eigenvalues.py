@@ -212,6 +212,7 @@ def test_columns_are_kept_until_they_are_as_many_as_rows_of_the_factor(samples, 
     found = kfac(model, data, Categorical(), batch_size=batch_size, subset=subset)
     kept = found.factors["0.weight"]
     assert isinstance(kept, FewColumns) is ((subset or samples) < 64)
+    assert kept.nbytes == 8 * (256 * min(4 * (subset or samples), 256) + 9)
     monkeypatch.setattr(kronecker, "LONG", 257)
     formed = kfac(model, data, Categorical(), batch_size=batch_size, subset=subset)
     assert isinstance(formed.factors["0.weight"], Factors)

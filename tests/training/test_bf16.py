@@ -61,7 +61,7 @@ class Shifted(nn.Module):
 
 def test_a_gradient_that_is_another_one_in_bfloat16_is_refused(data):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), Shifted())
-    with pytest.raises(ValueError, match="away from that in float32 by .* fit without bf16"):
+    with pytest.raises(ValueError, match=r"away from that in float32 by .* fit without bf16"):
         autosym.fit(model, data, epochs=1, bf16=True)
     autosym.fit(nn.Sequential(*model[:2]), data, epochs=1, bf16=True)
 

@@ -36,6 +36,10 @@ class Factors:
     A: Tensor
     G: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.A.nbytes + self.G.nbytes
+
 
 @dataclass(frozen=True)
 class FewColumns:
@@ -46,6 +50,10 @@ class FewColumns:
 
     columns: Tensor
     G: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes + self.G.nbytes
 
     @property
     @arithmetic.true_float32()
