@@ -87,7 +87,7 @@ class Transformations(nn.Module):
             raise ValueError(f"padding {padding!r} is not 'zeros' or 'border': it fills images outside of their frame")
         self.names, self.samples = tuple(name for name in widths if widths[name] > 0), samples
         self.in_steps = samples if in_steps is None else in_steps
-        self.lattice = _lattice(samples, len(self.names))
+        self.lattice, self.step_lattice = (_lattice(n, len(self.names)) for n in (samples, self.in_steps))
         self.kept: dict[tuple[int, ...], Tensor] = {}  # the memory of draws of each shape
         self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
@@ -115,7 +115,7 @@ class Transformations(nn.Module):
         Each draw is uniform; together they cover the cube evenly.
         """
         shift = torch.rand(len(self.names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        self._set(2 * ((_lattice(self.in_steps, len(self.names)) + shift) % 1) - 1)
+        self._set(2 * ((self.step_lattice + shift) % 1) - 1)
 
     def settle(self) -> None:
         """Fixed draws for inference: the lattice without a random shift. With one generator they are an even grid."""
