@@ -333,7 +333,7 @@ def test_the_rows_of_a_gpu_run_small_on_any_device(monkeypatch, capsys, tmp_path
         gpu.main()
 
 
-@pytest.mark.parametrize("row", ["resnet", "simplify", "symmetrise"])
+@pytest.mark.parametrize("row", ["resnet", pytest.param("simplify", marks=pytest.mark.slow), "symmetrise"])
 def test_the_rows_of_a_cpu_run_small(row, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(speed, "OUT", tmp_path / "speed.json")
     monkeypatch.setattr(sys, "argv", ["speed.py", row, "--quick"])
@@ -344,6 +344,7 @@ def test_the_rows_of_a_cpu_run_small(row, monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "speed.json").exists()
 
 
+@pytest.mark.slow
 def test_an_import_is_timed_beside_torch():
     found = speed.imports(True)
     assert found["beyond torch"] == found["autosym"] - found["torch"]
