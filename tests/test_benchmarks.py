@@ -12,6 +12,7 @@ import torch
 
 import ablation
 import approximations
+import bf16
 import costs
 import draws
 import ends
@@ -358,6 +359,14 @@ def test_growth_is_the_slope_of_the_last_doubling(monkeypatch, capsys, tmp_path)
     scaling.main()
     assert "samples 4 to 8" in capsys.readouterr().out
     assert not (tmp_path / "scaling.json").exists()
+
+
+@pytest.mark.slow
+def test_the_study_of_bfloat16_runs_small(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bf16.py", "--quick"])
+    bf16.main()
+    found = capsys.readouterr().out
+    assert all(way in found for way in bf16.WAYS)
 
 
 def test_the_study_of_draws_runs_small(monkeypatch, capsys):

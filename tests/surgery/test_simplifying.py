@@ -290,7 +290,7 @@ def test_the_fast_way_takes_two_passes_where_nothing_is_in_doubt(strict, monkeyp
     data, fit = strict
     passes, at = [], laplace.at
     monkeypatch.setattr(laplace, "at", lambda *a, **k: passes.append(1) or at(*a, **k))
-    found = autosym.simplify(fit, data, fast=True).model.simplification
+    found = autosym.simplify(fit, data, 50.0, fast=True).model.simplification
     assert all(path.left_out and path.estimated for path in found.paths)
     assert len(passes) == 2, "before, and without all"
     assert found.curvature == "kronecker"
@@ -304,3 +304,30 @@ def test_a_path_near_the_threshold_has_its_evidence_computed(free):
     assert near.nats == pytest.approx(first.nats, rel=1e-6)
     with pytest.raises(ValueError, match="fast estimates from Kronecker factors"):
         autosym.simplify(fit, data, curvature="whole", fast=True)
+
+
+def test_estimates_do_not_choose_among_paths_that_cannot_be_left_out_together(strict, monkeypatch):
+    """Either is worth nothing by its estimate. The first is worth 3 nats, the second 1, both together 100."""
+    data, fit = strict
+    tried = []
+
+    def without(fitted, stems, **_):
+        tried.append(len(stems))
+        return SimpleNamespace(model=SimpleNamespace(), estimate=fit.estimate, evidence=fit.evidence, stems=stems)
+
+    def log_evidence(one):
+        return -100.0 if len(one.stems) == 2 else -sum({"blocks.0.f-fc": 3.0, "blocks.1.f-fc": 1.0}[stem] for stem in one.stems)
+
+    monkeypatch.setattr(simplifying, "_without", without)
+    monkeypatch.setattr(simplifying, "_log_evidence", log_evidence)
+    monkeypatch.setattr(simplifying, "_screened", lambda fitted, data, stems, *_: dict.fromkeys(stems, 0.0))
+    found = autosym.simplify(fit, data, fast=True).model.simplification
+    assert {path.layer for path in found.paths if path.left_out} == {"blocks.1"}
+    assert [path.nats for path in found.paths] == [3.0, 1.0]
+    assert not any(path.estimated for path in found.paths)
+    assert tried == [0, 2, 1, 1, 1, 2], "as it is, without both, then the price of each, then without one half and the other"
+    monkeypatch.setattr(simplifying, "_log_evidence", lambda one: -20.0 * ("blocks.0.f-fc" in one.stems))
+    tried.clear()
+    found = autosym.simplify(fit, data, fast=True).model.simplification
+    assert [path.left_out for path in found.paths] == [False, True]
+    assert tried == [0, 2, 1, 1, 1], "the one that is worth more than the threshold is not tried again"

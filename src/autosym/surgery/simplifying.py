@@ -10,7 +10,7 @@ nearly flat: the path may hold half of them and still lower the evidence.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -95,11 +95,13 @@ def simplify(
 
     This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. If
     ``fast``, one pass without curvature estimates what all candidates are worth (``surgery.screening``), and evidence is computed only for
-    those that are near ``nats``; steps are as before, so what is left out has its price in evidence. Such nats are marked by ~. A sparse
-    path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is that of
-    the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by default
-    the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not ``fast``.
-    ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
+    those that are near ``nats``, and for all of them if they cannot be left out together; steps are as before, so what is left out has its
+    price in evidence. Estimated nats are marked by ~.
+
+    A sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
+    that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
+    default the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not
+    ``fast``. ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
     _refuse(fitted, curvature, total, fast)
     fitted.check_weights()
@@ -120,17 +122,15 @@ def simplify(
     _refuse_other_data(fitted, simplest)
     before = _log_evidence(simplest)
     known = _screened(simplest, data, tuple(candidates), nats, options) if fast else {}
-    worth = {stem: known[stem] if stem in known else before - _log_evidence(without((stem,))) for stem in candidates}
-    gone: tuple[str, ...] = ()
-    left = [[stem for stem in sorted(candidates, key=worth.__getitem__) if worth[stem] < nats]]
-    while left:
-        stems = left.pop()
-        tried = without((*gone, *stems)) if stems else simplest
-        if _log_evidence(simplest) - _log_evidence(tried) < nats:
-            gone, simplest = (*gone, *stems), tried
-        elif len(stems) > 1:
-            half = len(stems) // 2
-            left += [stems[half:], stems[:half]]  # those worth least next
+    worth = dict(known)
+
+    def price(stems: Iterable[str]) -> None:
+        for stem in stems:
+            worth[stem] = before - _log_evidence(without((stem,)))
+            known.pop(stem, None)
+
+    price(stem for stem in candidates if stem not in known)
+    gone, simplest = _tried(without, simplest, worth, known, nats, price)
     back: tuple[str, ...] = ()
     while gone and before - _log_evidence(simplest) > total:
         gone, back = gone[:-1], (*back, gone[-1])  # they are in the order of their worth
@@ -142,6 +142,42 @@ def simplify(
     done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
+
+
+def _tried(
+    without: Callable[[Sequence[str]], Fit],
+    simplest: Fit,
+    worth: Mapping[str, float],
+    known: Mapping[str, float],
+    nats: float,
+    price: Callable[[Iterable[str]], None],
+) -> tuple[tuple[str, ...], Fit]:
+    """The paths that are left out, in the order of their worth, and the fit without them: all at once, or by halves.
+
+    Where all at once cost too much, the order decides: then those whose worth is only estimated (``known``) get their ``price`` first.
+    """
+    gone: tuple[str, ...] = ()
+
+    def cheap(stems: Iterable[str]) -> list[str]:
+        return [stem for stem in sorted(stems, key=worth.__getitem__) if worth[stem] < nats]
+
+    left = [cheap(worth)]
+    while left:
+        stems = left.pop()
+        tried = without((*gone, *stems)) if stems else simplest
+        if _log_evidence(simplest) - _log_evidence(tried) < nats:
+            gone, simplest = (*gone, *stems), tried
+            continue
+        if estimated := [stem for stem in stems if stem in known]:
+            price(estimated)
+            dear, stems = len(stems), cheap(stems)
+            if len(stems) < dear:
+                left.append(stems)
+                continue
+        if len(stems) > 1:
+            half = len(stems) // 2
+            left += [stems[half:], stems[:half]]  # those worth least next
+    return gone, simplest
 
 
 def _screened(fitted: Fit, data: Data, stems: Sequence[str], nats: float, options: Mapping[str, Any]) -> dict[str, float]:
