@@ -132,7 +132,6 @@ def relaxed(sizes: Sizes) -> dict[str, float]:
     for name in ("plain", "auto", "where"):
         torch.manual_seed(0)
         net = plain if name == "plain" else autosym.relax(plain, data[0][:2], paths=name).to(sizes.device)
-        net.requires_grad_(True)
         found[f"epoch, {name}"] = seconds(epoch(net, data, 128, 1), sizes)
         found[f"sampled evidence, {name}"] = seconds(partial(evidence, net, data, sampled=True), sizes, 1)
         if name != "plain":
@@ -142,10 +141,14 @@ def relaxed(sizes: Sizes) -> dict[str, float]:
 
 
 def simplify(sizes: Sizes) -> dict[str, float]:
-    """Of a fit of three epochs. The slow way is counted: a pass for each candidate, one before and one after."""
+    """Of a fit of some epochs. The slow way is counted: a pass for each candidate, one before and one after.
+
+    Where many paths are in doubt, ``fast`` computes the evidence of each, and saves nothing: the number of passes says so.
+    """
     data, found = images(sizes.few, 3, sizes), {}
     net = nets.build("f-fc+conv+gconv:c4", (3, sizes.side, sizes.side), 10, sizes.width // 3, *sizes.blocks).to(sizes.device)
-    fit = autosym.fit(net, data, epochs=3, every=1, burn_in=0, sampled_end=True, curvature="kronecker")
+    epochs = 10 if sizes.few == Sizes.few else 2
+    fit = autosym.fit(net, data, epochs=epochs, every=2, burn_in=0, sampled_end=True, curvature="kronecker")
     passes, at = [], laplace.at
     laplace.at = lambda *a, **k: passes.append(1) or at(*a, **k)
     try:
