@@ -16,6 +16,7 @@ test: $(VENV)/.tests
 
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/curvature.py
+	$(BIN)/python benchmarks/speed.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

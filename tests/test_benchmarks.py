@@ -12,8 +12,11 @@ import torch
 
 import ablation
 import approximations
+import bf16
 import costs
+import draws
 import ends
+import gpu
 import learned
 import normalisation
 import other_groups
@@ -21,7 +24,9 @@ import pool
 import priors
 import quantities
 import same_numbers
+import scaling
 import schedule
+import speed
 import truth
 import whole_large
 from autosym.bayes import likelihoods
@@ -295,6 +300,63 @@ def test_normalisation(monkeypatch):
 
 
 # ---- whole evidence at real size
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_gpu_run_small_on_any_device(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *gpu.ROWS, "--small", "--out", str(tmp_path / "out.json")])
+    gpu.main()
+    found = capsys.readouterr().out
+    assert all(f"{row} (" in found for row in gpu.ROWS)
+    assert not (tmp_path / "out.json").exists(), "small figures are not results"
+    for goal in gpu.GOALS:
+        row, key = goal.split("/", 1)
+        assert key.startswith("60 epochs") or f"  {key} " in found[found.index(f"{row} (") :], "a goal has its figure"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "nothing"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+
+
+@pytest.mark.parametrize("row", ["resnet", pytest.param("simplify", marks=pytest.mark.slow), "symmetrise"])
+def test_the_rows_of_a_cpu_run_small(row, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(speed, "OUT", tmp_path / "speed.json")
+    monkeypatch.setattr(sys, "argv", ["speed.py", row, "--quick"])
+    speed.main()
+    found = capsys.readouterr().out
+    assert found.startswith(row)
+    assert " / " in found, "a ratio"
+    assert not (tmp_path / "speed.json").exists()
+
+
+@pytest.mark.slow
+def test_an_import_is_timed_beside_torch():
+    found = speed.imports(True)
+    assert found["beyond torch"] == found["autosym"] - found["torch"]
+
+
+def test_growth_is_the_slope_of_the_last_doubling(monkeypatch, capsys, tmp_path):
+    assert scaling.exponent((1, 2, 4), [100.0, 3.0, 24.0]) == pytest.approx(3.0)
+    monkeypatch.setattr(scaling, "OUT", tmp_path / "scaling.json")
+    monkeypatch.setattr(scaling, "QUICK", {"samples": (4, 8)})
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--quick"])
+    scaling.main()
+    assert "samples 4 to 8" in capsys.readouterr().out
+    assert not (tmp_path / "scaling.json").exists()
+
+
+@pytest.mark.slow
+def test_the_study_of_bfloat16_runs_small(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bf16.py", "--quick"])
+    bf16.main()
+    found = capsys.readouterr().out
+    assert all(way in found for way in bf16.WAYS)
+
+
+def test_the_study_of_draws_runs_small(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draws.py", "--quick"])
+    monkeypatch.setattr(draws, "VARIANTS", {"half": 90.0})
+    draws.main()
+    assert "half" in capsys.readouterr().out
 
 
 def test_whole_evidence_at_real_size_runs_small(monkeypatch, capsys, tmp_path):

@@ -9,8 +9,9 @@ from torch.testing import assert_close
 
 import oracles
 from autosym.bayes.likelihoods import Categorical
+from autosym.curvature import kronecker
 from autosym.curvature.eigenvalues import LARGE, _eigvalsh
-from autosym.curvature.kronecker import Curvature, Factors, kfac
+from autosym.curvature.kronecker import Curvature, Factors, FewColumns, kfac
 from autosym.nn import nets
 from models import curvature, draw, mlp
 
@@ -173,39 +174,56 @@ def test_eigenvalues_that_fail_in_float64_are_named(monkeypatch):
         _eigvalsh({"A of path": torch.eye(3)[None]})
 
 
-@pytest.mark.parametrize(("rank", "bound"), [(3, 3), (3, 20), (20, 20), (0, 7)])
+@pytest.mark.parametrize("columns", [0, 1, 7, 20])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_eigenvalues_of_low_rank_are_those_of_the_solver(rank, bound, dtype, monkeypatch):
+def test_eigenvalues_of_few_columns_are_those_of_the_factor(columns, dtype, monkeypatch):
     torch.manual_seed(0)
-    root = torch.randn(2, 160, rank, dtype=torch.float64) * torch.logspace(-3, 0, rank, dtype=torch.float64)
-    matrices = (root @ root.mT).to(dtype)
-    exact, sides, real = torch.linalg.eigvalsh(matrices.double()), [], torch.linalg.eigvalsh
+    spread = torch.logspace(-3, 0, columns, dtype=torch.float64)[:, None]
+    few = FewColumns((torch.randn(2, columns, 160, dtype=torch.float64) * spread).to(dtype), torch.eye(3).expand(2, 3, 3))
+    exact, sides, real = torch.linalg.eigvalsh(few.columns.double().mT @ few.columns.double()), [], torch.linalg.eigvalsh
     monkeypatch.setattr(torch.linalg, "eigvalsh", lambda one: sides.append(one.shape[-1]) or real(one))
-    found = _eigvalsh({"A": matrices, "G": matrices}, {"A": bound})
-    assert sorted(sides) == [bound, 160]
-    error = (found["A"] - exact.clamp_min(0)).abs().amax()
-    assert error <= (1e-13 if dtype == torch.float64 else 1e-6) * exact.amax()
-    assert (found["A"][:, : 160 - bound] == 0).all(), "and not the noise of rounding"
+    lam, mu = Curvature({"path": few}, torch.zeros(()), 1, 1).eigenvalues()["path"]
+    assert sorted(sides) == sorted([columns, 3])
+    assert_close(mu, exact.clamp_min(0), rtol=0, atol=1e-13 * float(exact.amax()))
+    assert (mu[:, : 160 - columns] == 0).all(), "and not the noise of rounding"
+    assert_close(lam, torch.ones(2, 3, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(("samples", "few"), [(4, True), (30, False)])
-def test_factors_of_few_columns_are_solved_on_their_range(samples, few, monkeypatch):
-    """256 inputs to every column, four positions: the rank of A is at most four times the number of samples."""
+def test_paths_that_count_for_nothing_are_not_solved_for(monkeypatch):
+    found = curvature(mlp(5, 4, 3), draw("categorical", 9))
+    expected, sides, real = found.eigenvalues(), [], torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda one: sides.append(one.shape[-1]) or real(one))
+    gone, *others = expected
+    got = found.eigenvalues(zero=[gone])
+    assert len(sides) == 2 * len(others)
+    assert list(got) == list(expected)
+    for letter in (0, 1):
+        assert_close(got[gone][letter], torch.zeros_like(expected[gone][letter]))
+        assert all(torch.equal(got[name][letter], expected[name][letter]) for name in others)
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize(("samples", "subset"), [(4, None), (63, None), (64, None), (64, 63), (70, None)])
+def test_columns_are_kept_until_they_are_as_many_as_rows_of_the_factor(samples, subset, batch_size, monkeypatch):
+    """256 inputs to every column, four positions: 64 samples are as many columns as A has rows."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(64, 3, 2, stride=2), nn.Flatten(), nn.Linear(12, 2)).double()
     data = torch.randn(samples, 64, 4, 4, dtype=torch.float64), torch.randint(2, (samples,))
-    found = kfac(model, data, Categorical())
-    sides, real = [], torch.linalg.eigvalsh
-    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda one: sides.append(one.shape[-1]) or real(one))
-    _, mu = found.eigenvalues()["0.weight"]
-    assert (256 not in sides) is few
-    assert_close(mu, real(found.factors["0.weight"].A).clamp_min(0), rtol=0, atol=1e-12)
+    found = kfac(model, data, Categorical(), batch_size=batch_size, subset=subset)
+    kept = found.factors["0.weight"]
+    assert isinstance(kept, FewColumns) is ((subset or samples) < 64)
+    assert kept.nbytes == 8 * (256 * min(4 * (subset or samples), 256) + 9)
+    monkeypatch.setattr(kronecker, "LONG", 257)
+    formed = kfac(model, data, Categorical(), batch_size=batch_size, subset=subset)
+    assert isinstance(formed.factors["0.weight"], Factors)
+    assert_close(kept.A, formed.factors["0.weight"].A, rtol=0, atol=1e-12)
+    assert_close(found.eigenvalues()["0.weight"], formed.eigenvalues()["0.weight"], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     "name", ["fc+conv", "f-fc+conv", "s-fc+s-conv", "where+conv", "turn:c4+gconv:c4", "f-fc+conv+gconv:c4", "pool"]
 )
-def test_no_factor_has_a_larger_rank_than_is_said(name):
+def test_kept_columns_of_every_kind_make_its_factor(name, monkeypatch):
     torch.manual_seed(0)
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
     if name == "pool":
@@ -221,7 +239,12 @@ def test_no_factor_has_a_larger_rank_than_is_said(name):
         ).double()
     else:
         model = nets.build(name, (1, 8, 8), 2, 3, channels=(1, 2), strides=(2, 2), hidden=2).double()
-    found = kfac(model, (x, torch.arange(2)), Categorical()).factors
-    assert any(factor.rank < factor.A.shape[-1] for factor in found.values()), "some bound says something"
-    for path, factor in found.items():
-        assert (torch.linalg.matrix_rank(factor.A, hermitian=True) <= factor.rank).all(), path
+    data = (x, torch.arange(2))
+    formed = kfac(model, data, Categorical())
+    monkeypatch.setattr(kronecker, "LONG", 2)
+    found = kfac(model, data, Categorical())
+    assert any(isinstance(factor, FewColumns) for factor in found.factors.values())
+    for path, factor in found.factors.items():
+        assert_close(factor.A, formed.factors[path].A, rtol=0, atol=1e-12, msg=lambda m, path=path: f"{path}: {m}")
+    for path, (_, mu) in formed.eigenvalues().items():
+        assert_close(found.eigenvalues()[path][1], mu, rtol=0, atol=1e-12)

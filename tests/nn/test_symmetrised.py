@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+import autosym
 import oracles
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
@@ -389,3 +390,34 @@ def test_too_many_points_and_too_large_images_are_refused():
         T.grid(0)
     with pytest.raises(ValueError, match="use where='input'"):
         symmetrise(nn.Flatten(), "rotation", where="weights")(torch.randn(1, 1, 65, 64))
+
+
+def test_steps_may_average_fewer_copies_than_inference():
+    model = symmetrise(nn.Flatten(), "rotation", samples=9, in_steps=4)
+    part = model.transformations
+    assert model.copies == 9
+    part.redraw(0)
+    assert model.copies == 4
+    few = part.draws
+    assert_close(few.sort(0).values.diff(dim=0), torch.full((3, 1), 0.5, dtype=torch.float64))
+    part.settle()
+    assert_close(part.draws, symmetrise(nn.Flatten(), "rotation", samples=9).transformations.draws)
+    part.redraw(1)
+    assert part.draws is few, "a recorded step reads the same memory, whatever came in between"
+    assert symmetrise(nn.Flatten(), "rotation", samples=9).transformations.in_steps == 9
+    for wrong in (0, 10):
+        with pytest.raises(ValueError, match="in_steps"):
+            symmetrise(nn.Flatten(), "rotation", samples=9, in_steps=wrong)
+
+
+def test_a_fit_with_fewer_copies_in_steps_ends_with_all(monkeypatch):
+    seen, forward = [], Transformations.forward
+    monkeypatch.setattr(Transformations, "forward", lambda self, x, *a: seen.append(len(self.draws)) or forward(self, x, *a))
+    torch.manual_seed(0)
+    data = torch.randn(12, 1, 4, 4), torch.arange(12) % 2
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    model = symmetrise(net, "rotation", samples=7, in_steps=3)
+    autosym.fit(model, data, epochs=2, every=1, burn_in=0)
+    assert set(seen) == {3, 7}
+    assert seen[-1] == 7
+    assert model.copies == 7, "and inference has all"

@@ -268,3 +268,66 @@ def test_paths_are_priced_by_the_whole_network_where_that_costs_no_more_than_the
     assert asked[1:] == [3 * len(again.model.simplification.paths) + 1], "each may be put back too"
     assert (simple.evidence.standard_error is not None) == enough
     assert autosym.simplify(fit, data, subset=50).evidence.standard_error is None, "whoever wants less is not given more"
+
+
+@pytest.mark.parametrize("which", ["strict", "free", "twice"])
+@pytest.mark.parametrize("nats", [0.5, 10.0, 1000.0])
+def test_the_fast_way_leaves_out_the_same_paths(which, nats, request):
+    data, fit = request.getfixturevalue(which)
+    slow, fast = (autosym.simplify(fit, data, nats, "kronecker", fast=fast).model.simplification for fast in (False, True))
+    assert [path.left_out for path in fast.paths] == [path.left_out for path in slow.paths]
+    assert fast.log_evidence == pytest.approx(slow.log_evidence, rel=1e-9)
+    for one, exact in zip(fast.paths, slow.paths, strict=True):
+        assert not exact.estimated
+        assert (one.nats < nats) is (exact.nats < nats)
+        if not one.estimated:
+            assert one.nats == pytest.approx(exact.nats, rel=1e-6, abs=1e-6)
+    assert ("~" in str(fast)) is any(path.estimated for path in fast.paths)
+    assert "~" not in str(slow)
+
+
+def test_the_fast_way_takes_two_passes_where_nothing_is_in_doubt(strict, monkeypatch):
+    data, fit = strict
+    passes, at = [], laplace.at
+    monkeypatch.setattr(laplace, "at", lambda *a, **k: passes.append(1) or at(*a, **k))
+    found = autosym.simplify(fit, data, 50.0, fast=True).model.simplification
+    assert all(path.left_out and path.estimated for path in found.paths)
+    assert len(passes) == 2, "before, and without all"
+    assert found.curvature == "kronecker"
+
+
+def test_a_path_near_the_threshold_has_its_evidence_computed(free):
+    data, fit = free
+    first = autosym.simplify(fit, data, curvature="kronecker").model.simplification.paths[0]
+    near = autosym.simplify(fit, data, first.nats + 1, fast=True).model.simplification.paths[0]
+    assert not near.estimated
+    assert near.nats == pytest.approx(first.nats, rel=1e-6)
+    with pytest.raises(ValueError, match="fast estimates from Kronecker factors"):
+        autosym.simplify(fit, data, curvature="whole", fast=True)
+
+
+def test_estimates_do_not_choose_among_paths_that_cannot_be_left_out_together(strict, monkeypatch):
+    """Either is worth nothing by its estimate. The first is worth 3 nats, the second 1, both together 100."""
+    data, fit = strict
+    tried = []
+
+    def without(fitted, stems, **_):
+        tried.append(len(stems))
+        return SimpleNamespace(model=SimpleNamespace(), estimate=fit.estimate, evidence=fit.evidence, stems=stems)
+
+    def log_evidence(one):
+        return -100.0 if len(one.stems) == 2 else -sum({"blocks.0.f-fc": 3.0, "blocks.1.f-fc": 1.0}[stem] for stem in one.stems)
+
+    monkeypatch.setattr(simplifying, "_without", without)
+    monkeypatch.setattr(simplifying, "_log_evidence", log_evidence)
+    monkeypatch.setattr(simplifying, "_screened", lambda fitted, data, stems, *_: dict.fromkeys(stems, 0.0))
+    found = autosym.simplify(fit, data, fast=True).model.simplification
+    assert {path.layer for path in found.paths if path.left_out} == {"blocks.1"}
+    assert [path.nats for path in found.paths] == [3.0, 1.0]
+    assert not any(path.estimated for path in found.paths)
+    assert tried == [0, 2, 1, 1, 1, 2], "as it is, without both, then the price of each, then without one half and the other"
+    monkeypatch.setattr(simplifying, "_log_evidence", lambda one: -20.0 * ("blocks.0.f-fc" in one.stems))
+    tried.clear()
+    found = autosym.simplify(fit, data, fast=True).model.simplification
+    assert [path.left_out for path in found.paths] == [False, True]
+    assert tried == [0, 2, 1, 1, 1], "the one that is worth more than the threshold is not tried again"

@@ -28,6 +28,7 @@ FITS = {
     "relaxed": (network, "categorical", IMAGES, {}),
     "regression": (lambda: mlp(5, 4, 3), "gaussian", (5,), {"step": "gradient"}),
     "Student-t": (lambda: mlp(5, 4, 3), "categorical", (5,), {"nu": 4.0}),
+    "few columns": (lambda: mlp(140, 4, 3), "categorical", (140,), {}),
     "kernel": (lambda: mlp(5, 4, 3), "categorical", (5,), {"kernel": 8}),
     "map": (network, "categorical", IMAGES, {"step": "none", "clip": 2.0}),
     "omega": (

@@ -1,5 +1,5 @@
 """Which path owns each parameter, the recorded pass, Kronecker factors and their eigenvalues."""
 
-from autosym.curvature.kronecker import Curvature, Factors, kfac
+from autosym.curvature.kronecker import Curvature, Factors, FewColumns, kfac
 
-__all__ = ["Curvature", "Factors", "kfac"]
+__all__ = ["Curvature", "Factors", "FewColumns", "kfac"]

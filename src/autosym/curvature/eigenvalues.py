@@ -6,48 +6,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from autosym.runtime import processes
 
-FEW = 8  # a rank of at most an eighth of the side is few: finding the range takes less time than solving for all the zeros
-LONG = 128  # sides that are shorter are solved in no time
 
-
-def _eigvalsh(factors: Mapping[str, Tensor], ranks: Mapping[str, int] | None = None) -> dict[str, Tensor]:
-    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64; ``ranks`` bounds the rank of some.
+def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
 
     Processes share the work, and exchange eigenvalues only.
     """
-    low = {
-        name: rank
-        for name, rank in (ranks or {}).items()
-        if FEW * rank <= factors[name].shape[-1] and factors[name].shape[-1] >= LONG
-    }
-    owners = processes.owners([len(f) * f.shape[-1] ** 2 * low.get(name, f.shape[-1]) for name, f in factors.items()])
+    owners = processes.owners([len(f) * f.shape[-1] ** 3 for f in factors.values()])
     with processes.agreeing():
-        own = {name: factors[name] for name, o in zip(factors, owners, strict=True) if o == processes.rank()}
-        own = _decomposed({name: _on_range(f, low[name]) if name in low else f for name, f in own.items()})
-        own = {name: F.pad(values, (factors[name].shape[-1] - values.shape[-1], 0)) for name, values in own.items()}
+        own = _decomposed({name: factors[name] for name, o in zip(factors, owners, strict=True) if o == processes.rank()})
     found = {name: own.get(name, f.new_zeros(f.shape[:2], dtype=torch.float64)) for name, f in factors.items()}
     processes.add(*found.values())
     return found
-
-
-def _on_range(matrices: Tensor, rank: int) -> Tensor:
-    """Q^T M Q (K, rank, rank) with Q a basis of the range of M (K, d, d): all eigenvalues of M but zeros.
-
-    The range is that of M times ``rank`` random vectors. In float64, a slice of M at a time.
-    """
-    draws = torch.randn(matrices.shape[-1], rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def times(vectors: Tensor) -> Tensor:
-        return torch.cat([part.double() @ vectors for part in matrices.split(512, 1)], 1)
-
-    basis = torch.linalg.qr(times(draws.to(matrices.device)))[0]
-    found = basis.mT @ times(basis)
-    return (found + found.mT) / 2
 
 
 LARGE = 2048  # a longer side is solved by all threads, and in its own precision: float64 would take twice the memory

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
-from autosym.curvature.eigenvalues import _eigvalsh
+from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass
 from autosym.curvature.tape import Tape
@@ -34,7 +35,36 @@ class Factors:
 
     A: Tensor
     G: Tensor
-    rank: int | None = None  # a bound for A: as many columns were seen
+
+    @property
+    def nbytes(self) -> int:
+        return self.A.nbytes + self.G.nbytes
+
+
+@dataclass(frozen=True)
+class FewColumns:
+    """Factors of a path that was shown fewer columns than its A has rows: A = columns^T columns, and only formed if asked for.
+
+    ``columns`` (K, n, in) take less memory than A, and their small Gram matrix has all its eigenvalues but zeros.
+    """
+
+    columns: Tensor
+    G: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes + self.G.nbytes
+
+    @property
+    @arithmetic.true_float32()
+    def A(self) -> Tensor:
+        return mirrored(add_gram(self.columns.new_zeros(len(self.columns), *[self.columns.shape[2]] * 2), self.columns))
+
+    @arithmetic.true_float32()
+    def small(self) -> Tensor:
+        """columns columns^T (K, n, n), in float64 unless that is large."""
+        t = self.columns if self.columns.shape[1] > LARGE else self.columns.double()
+        return t @ t.mT
 
 
 @dataclass(frozen=True)
@@ -45,18 +75,26 @@ class Curvature:
     ``classes_seen`` counts the classes that occur, if the prior does not know which is which (see ``evidence.possible``); else 0.
     """
 
-    factors: dict[str, Factors]
+    factors: dict[str, Factors | FewColumns]
     statistic: Tensor
     samples: int
     outputs: int
     fingerprint: Tensor | None = None
     classes_seen: int = 0
 
-    def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
-        letters = {f"{letter} of {name}": getattr(f, letter) for name, f in self.factors.items() for letter in "GA"}
-        values = _eigvalsh(letters, {f"A of {name}": f.rank for name, f in self.factors.items() if f.rank is not None})
-        return {name: (values[f"G of {name}"], values[f"A of {name}"]) for name in self.factors}
+    def eigenvalues(self, zero: Sequence[str] = ()) -> dict[str, tuple[Tensor, Tensor]]:
+        """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64. For the paths in ``zero`` they are not solved for."""
+        wanted = {name: f for name, f in self.factors.items() if name not in zero}
+        letters = {f"G of {name}": f.G for name, f in wanted.items()}
+        letters |= {f"A of {name}": f.small() if isinstance(f, FewColumns) else f.A for name, f in wanted.items()}
+        values = _eigvalsh(letters)
+        found = {}
+        for name, f in self.factors.items():
+            none = f.G.new_zeros(len(f.G), 0, dtype=torch.float64)
+            inside = (f.columns if isinstance(f, FewColumns) else f.A).shape[-1]
+            lam, mu = (values.get(f"{letter} of {name}", none) for letter in "GA")
+            found[name] = _padded(lam, f.G.shape[-1]), _padded(mu, inside)
+        return found
 
     def eigenvectors(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         """lambda mu: (K, out, in) with eigenvectors U (K, out, out) of G and V (K, in, in) of A, in float64.
@@ -131,47 +169,76 @@ def kfac(
     return Curvature(factors, shown.statistic, shown.samples, shown.outputs, shown.fingerprint, shown.classes_seen)
 
 
+def _padded(values: Tensor, size: int) -> Tensor:
+    """Eigenvalues (K, size), ascending, of which the given ones are all but zeros."""
+    return F.pad(values, (size - values.shape[1], 0))
+
+
+LONG = 128  # sides of A that are shorter take no time: their columns are never kept
+
+
 class _Sums:
-    """sum A and sum G of every path."""
+    """sum A and sum G of every path. While a path has shown fewer columns than its A has rows, they are kept instead of A."""
 
     def __init__(self, dtype: torch.dtype | None):
         self.dtype = dtype
         self.A: dict[str, Tensor] = {}
+        self.columns: dict[str, list[Tensor]] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # one sum for all paths that share their rows
-        self.inputs: dict[str, int] = {}  # how many each path was shown
-        self.positions: dict[str, int] = {}
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
-        self.inputs[name] = self.inputs.get(name, 0) + len(x)
-        x = x.to(self.dtype or x.dtype)
-        if type(path).gram is Path.gram:  # the path has no faster form of its own
-            _add(self.A, name, path.columns(x))
-        else:
+        x, faster = x.to(self.dtype or x.dtype), type(path).gram is not Path.gram  # than the product of all columns
+        columns = path.columns(x[:1] if faster else x)
+        if self._are_few(name, len(x), columns):
+            self.columns.setdefault(name, []).append(path.columns(x) if faster else columns)
+            return
+        for kept in self.columns.pop(name, ()):
+            _add(self.A, name, kept)
+        if faster:
             term = path.gram(x)
             self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
+        else:
+            _add(self.A, name, columns)
+
+    def _are_few(self, name: str, samples: int, columns: Tensor) -> bool:
+        """Whether the columns of so many samples, with those before, are fewer than the rows of A.
+
+        Processes add up A, so each has to form it.
+        """
+        positions, _, inside = columns.shape[1:]
+        before = sum(t.shape[0] * t.shape[1] for t in self.columns.get(name, ()))
+        few = inside >= LONG and before + samples * positions < inside
+        return few and name not in self.A and processes.count() == 1
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
-        self.positions |= dict.fromkeys(names, rows.shape[1])
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
-    def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors]:
-        """Means of A and sums of G. The sums are scaled from the samples used to all samples."""
+    def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors | FewColumns]:
+        """Means of A and sums of G. The sums are scaled from the samples used to all samples, in place."""
         if not used:
             raise ValueError("none of the samples chosen by subset was shown: use a larger subset, or a loader that shows all")
         whole: dict[str, Tensor] = {}
         for factor in (*self.A.values(), *self.G.values()):
             mirrored(factor)
+        for G in self.G.values():
+            G.mul_(samples / used)
         for together, G in self.G.items():
             whole |= {name: G if name not in whole else whole[name] + G for name in together}
-        factors = {}
+        factors: dict[str, Factors | FewColumns] = {}
         for name in names:
-            A = self.A[name] / used
-            G = whole[name] * (samples / used)
+            G = whole[name]
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
-            check_factor(name, "A", A)
             check_factor(name, "G", G)
-            factors[name] = Factors(A, G, self.inputs[name] * self.positions[name] if processes.count() == 1 else None)
+            if name in self.columns:
+                columns = torch.cat([t.flatten(0, 1) for t in self.columns.pop(name)]).transpose(0, 1).contiguous()
+                columns /= used**0.5
+                check_factor(name, "A", columns.square().sum(1))  # its diagonal: no entry is larger
+                factors[name] = FewColumns(columns, G)
+            else:
+                A = self.A[name].div_(used)
+                check_factor(name, "A", A)
+                factors[name] = Factors(A, G)
         return factors
 
 

@@ -12,7 +12,7 @@ from autosym.curvature.tape import Tape
 from autosym.linear.path import Tangents
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.arithmetic import NotFinite
-from autosym.runtime.batching import check_module, to_model
+from autosym.runtime.batching import all_finite, check_module, to_model
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _is_head(rows: Tensor, direction: Tensor) -> bool:
 
 def check_factor(name: str, letter: str, factor: Tensor) -> None:
     """Refuse a Kronecker factor, or a part of one, whose sums were too large for its precision."""
-    if not torch.isfinite(factor).all():
+    if not all_finite(factor):
         raise NotFinite(
             f"the factor {letter} of {name} overflowed {factor.dtype}: rescale the inputs or the targets, use model.double(), "
             "or pass dtype=torch.float64 to log_evidence"

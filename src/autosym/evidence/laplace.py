@@ -154,10 +154,9 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     verified: Verified | None = options.get("verified")
     curvature = kfac(model, data, likelihood, **options)
     owned = sites(model) if verified is None else verified.sites
-    eigenvalues = curvature.eigenvalues()
+    out = left_out(model, tuple(curvature.factors))
+    eigenvalues = curvature.eigenvalues(zero=out)
     parameters = {site.name: site.parameter.detach().clone() for site in owned}
-    out = left_out(model, tuple(eigenvalues))
-    eigenvalues |= {name: (torch.zeros_like(eigenvalues[name][0]), torch.zeros_like(eigenvalues[name][1])) for name in out}
     square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in eigenvalues]).cpu()
     sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
     return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood, out)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from autosym.linear.circular import CONVOLVE, circular_conv, patches, shifted_correlations
 from autosym.linear.path import BORDERS, Kept, Path
 from autosym.linear.plain import Convolution, Plain
+from autosym.linear.products import add_gram, in_strips, mirrored
 
 CONVOLUTIONS = (
     nn.Conv1d,
@@ -103,7 +104,7 @@ class Conv(Path):
             height, width = (1, *self.kernel_size)[-2:]  # a sequence is a map of height 1
             return shifted_correlations(x[:, :, None] if self.dims == 1 else x, (height, width), self.padding_mode)
         t = self._rows_of_patches(x)
-        return t @ t.mT
+        return mirrored(add_gram(t.new_zeros(len(t), t.shape[1], t.shape[1]), t.mT)) if in_strips(t.mT) else t @ t.mT
 
     def place(self, h: Tensor, x: Tensor) -> Tensor:
         return h.flatten(2).mT.reshape(h.shape[0], -1, *self.out_size(x.shape[2:]))

@@ -114,14 +114,14 @@ def gram(t: Tensor) -> Tensor:
         t = t[:, :, 0].permute(2, 0, 1).flatten(1)
         return (t @ t.mT)[None]
     t = t.permute(2, 0, 1, 3).flatten(1, 2)
-    if not _in_strips(t):
+    if not in_strips(t):
         return t.mT @ t
     return mirrored(add_gram(t.new_zeros(1, t.shape[2], t.shape[2]), t))
 
 
 def add_gram(total: Tensor, t: Tensor) -> Tensor:
     """total += t^T t for (K, n, d), in place. For large d on a CPU only the upper triangle, in strips (see ``mirrored``)."""
-    if not _in_strips(t):
+    if not in_strips(t):
         return total.baddbmm_(t.mT, t)
     for start in range(0, t.shape[2], STRIP):
         total[0, start : start + STRIP, start:].addmm_(t[0, :, start : start + STRIP].mT, t[0, :, start:])
@@ -138,6 +138,6 @@ def mirrored(total: Tensor) -> Tensor:
 STRIP = 128  # columns of a symmetric product at a time
 
 
-def _in_strips(t: Tensor) -> bool:
+def in_strips(t: Tensor) -> bool:
     """Whether to compute only half of a symmetric product: if arithmetic dominates the cost."""
     return t.shape[0] == 1 and t.shape[2] > 2 * STRIP and not t.is_cuda

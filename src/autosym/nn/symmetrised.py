@@ -69,15 +69,26 @@ class Transformations(nn.Module):
     generators: Tensor
     limits: Tensor
 
-    def __init__(self, symmetry: Symmetry, samples: int = 31, padding: Padding = "zeros", learn: bool = True):
+    def __init__(
+        self,
+        symmetry: Symmetry,
+        samples: int = 31,
+        padding: Padding = "zeros",
+        learn: bool = True,
+        in_steps: int | None = None,
+    ):
         super().__init__()
         widths = _widths(symmetry)
         if samples < 1:
             raise ValueError(f"samples, the copies to average over, must be at least 1, got {samples}")
+        if in_steps is not None and not 1 <= in_steps <= samples:
+            raise ValueError(f"in_steps, the copies of a step, must be between 1 and the {samples} of samples, got {in_steps}")
         if padding not in ("zeros", "border"):
             raise ValueError(f"padding {padding!r} is not 'zeros' or 'border': it fills images outside of their frame")
         self.names, self.samples = tuple(name for name in widths if widths[name] > 0), samples
-        self.lattice = _lattice(samples, len(self.names))
+        self.in_steps = samples if in_steps is None else in_steps
+        self.lattice, self.step_lattice = (_lattice(n, len(self.names)) for n in (samples, self.in_steps))
+        self.kept: dict[tuple[int, ...], Tensor] = {}  # the memory of draws of each shape
         self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
         # A hyperparameter, not a weight: it is frozen, so optimisers of weights, priors and curvature ignore it.
@@ -99,9 +110,12 @@ class Transformations(nn.Module):
         self.raw.copy_(torch.minimum(self.raw, self.limits.expm1().log().to(self.raw) - 1e-6))
 
     def redraw(self, seed: int) -> None:
-        """New draws from a seed: a lattice with a random shift. Each draw is uniform; together they cover the cube evenly."""
+        """New draws from a seed: a lattice of ``in_steps`` points with a random shift.
+
+        Each draw is uniform; together they cover the cube evenly.
+        """
         shift = torch.rand(len(self.names), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        self._set(2 * ((self.lattice + shift) % 1) - 1)
+        self._set(2 * ((self.step_lattice + shift) % 1) - 1)
 
     def settle(self) -> None:
         """Fixed draws for inference: the lattice without a random shift. With one generator they are an even grid."""
@@ -179,11 +193,12 @@ class Transformations(nn.Module):
         )
 
     def _set(self, draws: Tensor) -> None:
-        """In place if the shape is the same, because a recorded CUDA graph keeps reading the same memory."""
-        if self.draws.shape == draws.shape:
-            self.draws.copy_(draws)
-        else:
-            self.draws = draws.to(self.raw.device)
+        """In the memory of the last draws of this shape, because a recorded CUDA graph keeps reading it."""
+        if self.draws.shape != draws.shape:
+            self.kept[tuple(self.draws.shape)] = self.draws
+            before = self.kept.pop(tuple(draws.shape), None)
+            self.draws = torch.empty_like(draws, device=self.raw.device) if before is None else before.to(self.raw.device)
+        self.draws.copy_(draws)
 
 
 class Symmetrised(nn.Module):
@@ -226,6 +241,7 @@ def symmetrise(
     where: Where = "input",
     padding: Padding = "zeros",
     learn: bool = True,
+    in_steps: int | None = None,
 ) -> Symmetrised:
     """f(x) = 1/S sum_s model(T_s x): average ``model`` over transformations of its input, with learned ranges.
 
@@ -238,10 +254,11 @@ def symmetrise(
     ``where="weights"`` transforms the weight images of the first layer, which must be linear, instead of the input. That layer
     sees the adjoint of resampling; ``Transformations.adjoint`` says how it differs from ``where="input"``. ``fit`` learns the
     widths by evidence, with new draws at every step, unless ``learn`` is False. The curvature reduces the averaged copies, which
-    is exact for linear models.
+    is exact for linear models. ``in_steps`` copies are averaged in a step, by default as many as ``samples``, which inference and the
+    evidence at the end have: time is in proportion.
     """
     check_module(model)
-    return Symmetrised(model, Transformations(symmetry, samples, padding, learn), where)
+    return Symmetrised(model, Transformations(symmetry, samples, padding, learn, in_steps), where)
 
 
 def transformations(model: nn.Module) -> dict[str, Transformations]:

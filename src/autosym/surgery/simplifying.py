@@ -10,7 +10,7 @@ nearly flat: the path may hold half of them and still lower the evidence.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
+from autosym.surgery.screening import screen
 from autosym.training.fitted import Fit
 
 STEPS = 20  # closed-form steps of precisions and noise: each network is judged at its best ones
@@ -40,6 +41,7 @@ class PathWorth:
     nats: float
     left_out: bool
     put_back: bool = False  # it was left out, but all such paths together gave up more than was allowed
+    estimated: bool = False  # nats are those of ``screening``, which left no doubt on which side of the threshold they are
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Simplification:
         rows = [("layer", "path", "share", "nats", "")]
         for p in self.paths:
             done = "left out" if p.left_out else "put back" if p.put_back else ""
-            rows.append((p.layer, p.path, f"{p.share:.1%}", f"{p.nats:+.1f}", done))
+            rows.append((p.layer, p.path, f"{p.share:.1%}", f"{'~' if p.estimated else ''}{p.nats:+.1f}", done))
         before, after = self.log_evidence
         of = " of the whole network" if self.curvature == "whole" else ""
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
@@ -79,6 +81,7 @@ def simplify(
     nats: float = 10.0,
     curvature: Literal["kronecker", "whole"] | None = None,
     total: float = math.inf,
+    fast: bool = False,
     **options: Any,
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
@@ -90,13 +93,17 @@ def simplify(
     such step. If all steps give up more than ``total`` together, paths are put back one after the other, the one worth most by itself
     first, until they do not.
 
-    This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. A
-    sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
+    This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. If
+    ``fast``, one pass without curvature estimates what all candidates are worth (``surgery.screening``), and evidence is computed only for
+    those that are near ``nats``, and for all of them if they cannot be left out together; steps are as before, so what is left out has its
+    price in evidence. Estimated nats are marked by ~.
+
+    A sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
     that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
-    default the former where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options``
-    go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
+    default the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not
+    ``fast``. ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
-    _refuse(fitted, curvature, total)
+    _refuse(fitted, curvature, total, fast)
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -108,34 +115,78 @@ def simplify(
     if curvature is None:
         fewer = options.get("sampled") or options.get("subset")  # whoever asks for less wants no more work than that
         each = 2 if total == math.inf else 3  # alone, beside others, and put back
-        affords = not fewer and fitted.affords_whole(data, times=each * len(candidates) + 1)
+        affords = not fewer and not fast and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
     simplest = without(())
     _refuse_other_data(fitted, simplest)
     before = _log_evidence(simplest)
-    worth = {stem: before - _log_evidence(without((stem,))) for stem in candidates}
-    gone: tuple[str, ...] = ()
-    left = [[stem for stem in sorted(candidates, key=worth.__getitem__) if worth[stem] < nats]]
-    while left:
-        stems = left.pop()
-        tried = without((*gone, *stems)) if stems else simplest
-        if _log_evidence(simplest) - _log_evidence(tried) < nats:
-            gone, simplest = (*gone, *stems), tried
-        elif len(stems) > 1:
-            half = len(stems) // 2
-            left += [stems[half:], stems[:half]]  # those worth least next
+    known = _screened(simplest, data, tuple(candidates), nats, options) if fast else {}
+    worth = dict(known)
+
+    def price(stems: Iterable[str]) -> None:
+        for stem in stems:
+            worth[stem] = before - _log_evidence(without((stem,)))
+            known.pop(stem, None)
+
+    price(stem for stem in candidates if stem not in known)
+    gone, simplest = _tried(without, simplest, worth, known, nats, price)
     back: tuple[str, ...] = ()
     while gone and before - _log_evidence(simplest) > total:
         gone, back = gone[:-1], (*back, gone[-1])  # they are in the order of their worth
         simplest = without(gone)
-    rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone, stem in back) for stem, p in candidates.items())
+    rows = tuple(
+        PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone, stem in back, stem in known)
+        for stem, p in candidates.items()
+    )
     done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
 
 
-def _refuse(fitted: Fit, curvature: str | None, total: float) -> None:
+def _tried(
+    without: Callable[[Sequence[str]], Fit],
+    simplest: Fit,
+    worth: Mapping[str, float],
+    known: Mapping[str, float],
+    nats: float,
+    price: Callable[[Iterable[str]], None],
+) -> tuple[tuple[str, ...], Fit]:
+    """The paths that are left out, in the order of their worth, and the fit without them: all at once, or by halves.
+
+    Where all at once cost too much, the order decides: then those whose worth is only estimated (``known``) get their ``price`` first.
+    """
+    gone: tuple[str, ...] = ()
+
+    def cheap(stems: Iterable[str]) -> list[str]:
+        return [stem for stem in sorted(stems, key=worth.__getitem__) if worth[stem] < nats]
+
+    left = [cheap(worth)]
+    while left:
+        stems = left.pop()
+        tried = without((*gone, *stems)) if stems else simplest
+        if _log_evidence(simplest) - _log_evidence(tried) < nats:
+            gone, simplest = (*gone, *stems), tried
+            continue
+        if estimated := [stem for stem in stems if stem in known]:
+            price(estimated)
+            dear, stems = len(stems), cheap(stems)
+            if len(stems) < dear:
+                left.append(stems)
+                continue
+        if len(stems) > 1:
+            half = len(stems) // 2
+            left += [stems[half:], stems[:half]]  # those worth least next
+    return gone, simplest
+
+
+def _screened(fitted: Fit, data: Data, stems: Sequence[str], nats: float, options: Mapping[str, Any]) -> dict[str, float]:
+    """What the paths are worth whose estimates leave no doubt on which side of ``nats`` they are."""
+    found = screen(fitted, data, stems, STEPS, options.get("batch_size"), options.get("memory"))
+    return {stem: estimate.nats for stem, estimate in found.items() if estimate.decides(nats)}
+
+
+def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool) -> None:
     """Refuse what cannot be simplified, or not so."""
     if not isinstance(fitted, Fit):
         raise TypeError(
@@ -152,6 +203,8 @@ def _refuse(fitted: Fit, curvature: str | None, total: float) -> None:
         raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
+    if fast and curvature == "whole":
+        raise ValueError("fast estimates from Kronecker factors: leave out curvature='whole', or fast=True")
     if not total >= 0:
         raise ValueError(
             f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"

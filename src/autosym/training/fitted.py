@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import LIKELIHOODS, Likelihood, classes
 from autosym.bayes.priors import Prior
-from autosym.curvature import Curvature, Factors
+from autosym.curvature import Curvature, Factors, FewColumns
 from autosym.curvature.owners import sites
 from autosym.evidence import costs, mode, posterior, verdicts, whole
 from autosym.evidence.kernel import Kernel
@@ -35,7 +35,7 @@ from autosym.training.schedule import Schedule
 from autosym.training.snapshots import Start
 
 FILE, KIND = "fit.safetensors", "autosym fit"
-KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Whole, Curvature, Factors, Start)}
+KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Whole, Curvature, Factors, FewColumns, Start)}
 EXPECTED = {"schedule": Schedule, "history": list, "evidence": Evidence}
 PRIOR = ("names", "nu", "log_precision", "scales", "mixture_bound")
 ON_DEVICE = ("estimate/curvature/factors/", "estimate/eigenvalues/", "model/", "prior/scales/")  # the model's

@@ -43,6 +43,7 @@ from autosym.runtime.batching import (
     check_seen,
     checksum,
     size_of,
+    to_model,
 )  # fmt: skip
 from autosym.runtime.graphs import Captured
 from autosym.training import callbacks as told
@@ -74,6 +75,7 @@ def fit(
     curvature: Literal["kronecker", "whole"] | None = None,
     memory: float | None = None,
     capture: bool = True,
+    bf16: bool = False,
     deterministic: bool = False,
     seed: int = 0,
     progress: bool | str = False,
@@ -93,7 +95,7 @@ def fit(
     ``changes`` are fields of ``Schedule``: ``fit(model, data, epochs=50)``; ``epochs`` is a bound. With ``step="none"`` it is MAP at
     ``prior_precision``; with evidence precisions start there. A model that was trained before does not end below where it began. The
     end is chosen by the evidence of the whole network where that takes a quarter of the work at most; ``curvature`` "kronecker" never
-    does, "whole" always (``Fit.chosen_by`` says which).
+    does, "whole" always (``Fit.chosen_by`` says which). With ``bf16`` steps of the weights compute in bfloat16, evidence does not.
 
     ``callbacks`` and ``log`` are called with every line of the history; ``progress`` shows it, ``history`` and ``tensorboard`` keep it.
     ``resume`` goes on from the file ``checkpoint``, bit for bit. Every argument is in docs/fit-options.md.
@@ -105,7 +107,9 @@ def fit(
         raise ValueError(
             "the evidence of the whole network is for Gaussian priors and not for kernels: leave out curvature, or kernel and nu"
         )
-    run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed)
+    run = prepare(model, data, likelihood, schedule, prior_precision, nu, evidence_data, augment, memory, capture, seed, bf16)
+    if bf16:
+        run.state.config["bf16"] = True
     if checkpoint:
         run.state.config["checksum of the data"] = checksum(data)
     keeper = Keeper(run.state, checkpoint, checkpoint_seconds)
@@ -134,6 +138,7 @@ def prepare(
     memory: float | None = None,
     capture: bool = True,
     seed: int = 0,
+    bf16: bool = False,
 ) -> Run:
     """Find out before the first step what would end the run after the last, and set everything up for it."""
     schedule.evidence_epochs()  # refuses a run without one
@@ -146,10 +151,13 @@ def prepare(
     prior = Prior([site.name for site in known.sites], 1.0 if prior_precision is None else prior_precision, nu)
     if schedule.step != "none":
         prior.log_precision.data.clamp_(max=math.log(schedule.start_cap))
-    weights = _weights(known.sites, count, schedule, nu)
+    weights = _weights(known.sites, count, schedule, nu, bf16)
     part, parts = processes.rank(), processes.count()
     stream = Stream(data, schedule.batch_size, model, partial(likelihood.check, known.outputs), seed, augment, part, parts)
     evidence_data = stream.data if evidence_data is data else evidence_data
+    if bf16:
+        x, y = next(batches(evidence_data, schedule.batch_size, torch.Generator()))
+        weights.check_bf16(model, likelihood, *to_model(x, y, model, "the first batch"))
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     ranges = Ranges(model, schedule.hyper_lr)
     if ranges.learned and schedule.kernel is not None:
@@ -251,11 +259,11 @@ def _check(
     return count, verified(model, batch[0][:2], batch[1][:2], likelihood)
 
 
-def _weights(owned: Sequence[Site], count: int, schedule: Schedule, nu: float) -> Weights:
+def _weights(owned: Sequence[Site], count: int, schedule: Schedule, nu: float, bf16: bool) -> Weights:
     """The optimiser of all weights, in the units and coordinates that their paths ask for."""
     units = sizes(owned) if schedule.relative else None
     even = frames(owned, nu < math.inf) if schedule.relative and schedule.optimiser == "adam" else {}
     for frame in even.values():
         processes.make_same(frame)
     parameters = {site.name: site.parameter for site in owned}
-    return Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units, even)
+    return Weights(parameters, count, schedule.optimiser, schedule.momentum, schedule.clip, units, even, bf16)

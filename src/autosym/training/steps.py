@@ -11,6 +11,10 @@ from autosym.bayes.priors import Prior
 from autosym.linear.frames import Frame
 from autosym.runtime import processes
 
+AWAY = (
+    0.1  # at random weights ResNet-18 and its relaxed form are away by 0.02, F-FC+CONV, which chooses polyphase grids, by 0.16
+)
+
 
 class Weights:
     """Proximal Adam or SGD, at unit likelihood scale (a small noise does not blow up the step).
@@ -26,7 +30,8 @@ class Weights:
     Paths in ``frames`` move in other coordinates; m, M, the prior and the units of their rates are in these, too.
 
     All paths move together, as one flat vector, and everything a step reads or writes is a tensor that stays where it is: a step
-    can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``.
+    can be captured in a CUDA graph. ``loss`` sums the loss until ``take_loss``. With ``bf16`` the model computes in bfloat16, where torch's
+    autocast does; weights, outputs, loss and everything here stay as they are.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class Weights:
         clip: float = math.inf,
         sizes: Mapping[str, float] | None = None,
         frames: Mapping[str, Frame] | None = None,
+        bf16: bool = False,
     ):
-        self.parameters, self.count, self.frames = parameters, count, frames or {}
+        self.parameters, self.count, self.frames, self.bf16 = parameters, count, frames or {}, bf16
         self.optimiser, self.momentum, self.clip = optimiser, momentum, clip
         counts = torch.tensor([p.numel() for p in parameters.values()])
         flat = _flat(parameters.values()).detach()
@@ -76,15 +82,36 @@ class Weights:
     def _gradient(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, summed over a batch, and the gradient of its mean. The batch is the parts of all processes together."""
         if processes.count() == 1:
-            loss = likelihood.loss(model(x), y)
+            loss = likelihood.loss(self._outputs(model, x), y)
             return loss.detach(), _flat(torch.autograd.grad(loss / len(x), list(self.parameters.values())))
         sums = self._first.new_zeros(len(self._first) + 3)
         if len(x):
-            loss = likelihood.loss(model(x), y).to(sums.dtype)
+            loss = likelihood.loss(self._outputs(model, x), y).to(sums.dtype)
             gradient = torch.autograd.grad(loss, list(self.parameters.values()))
             sums = _flat([*gradient, loss.detach(), loss.new_tensor([len(x), 0])])
         processes.add(sums)
         return sums[-3], sums[:-3] / sums[-2]
+
+    def _outputs(self, model: nn.Module, x: Tensor) -> Tensor:
+        if not self.bf16:
+            return model(x)
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):  # recorded graphs cannot have the cache
+            return model(x).to(x.dtype)
+
+    def check_bf16(self, model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor) -> None:
+        """Refuse bfloat16 where the gradient of a batch is another one: |g_bf16 - g| > ``AWAY`` |g|."""
+        if x.dtype != torch.float32:
+            raise ValueError(f"bf16 is for models in float32, and this one takes {x.dtype}: fit without bf16")
+        _, rounded = self._gradient(model, likelihood, x, y)
+        self.bf16 = False
+        _, exact = self._gradient(model, likelihood, x, y)
+        self.bf16 = True
+        away = float((rounded - exact).norm() / exact.norm().clamp_min(torch.finfo(exact.dtype).tiny))
+        if not away <= AWAY:
+            raise ValueError(
+                f"in bfloat16 the gradient of the first batch is away from that in float32 by {away:.0%} of its norm (at most {AWAY:.0%}): "
+                "it would change what is learned; fit without bf16"
+            )
 
     def take_loss(self) -> float:
         """The loss of all samples since the last call. All processes call it, at the end of an epoch."""
