@@ -26,11 +26,12 @@ def estimate(
     seed: int,
     memory: float | None = None,
     verified: Verified | None = None,
+    rest: float = 0.0,
 ) -> Laplace | Kernel:
-    """The expensive pass of the estimator that the settings ask for."""
+    """The expensive pass of the estimator that the settings ask for. ``rest`` is that of ``curvature.kfac``."""
     if how.kernel is not None:
         return kernel.at(model, data, likelihood, samples=how.kernel, outputs="one", seed=seed)
-    options = {"sampled": how.sampled, "subset": how.subset, "seed": seed, "memory": memory, "verified": verified}
+    options = {"sampled": how.sampled, "rest": rest, "subset": how.subset, "seed": seed, "memory": memory, "verified": verified}
     at = laplace.at(model, data, likelihood, **options)
     return at.with_scales(prior) if math.isfinite(prior.nu) else at
 
@@ -45,6 +46,16 @@ def improve(prior: Prior, likelihood: Likelihood, at: Laplace | Kernel, how: Evi
         optimiser.zero_grad()
         (-at(prior).log_evidence).backward()
         optimiser.step()
+
+
+def improved(prior: Prior, likelihood: Likelihood, at: Laplace | Kernel, how: EvidenceStep, times: int = 1) -> float:
+    """So many steps of ``improve``; returns by how many nats they have changed the log evidence at these weights."""
+    with torch.no_grad():
+        before = float(at(prior).log_evidence)
+    for _ in range(times):
+        improve(prior, likelihood, at, how)
+    with torch.no_grad():
+        return abs(float(at(prior).log_evidence) - before)
 
 
 def summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace | Kernel) -> dict[str, Any]:

@@ -104,8 +104,13 @@ def settle(run: Run) -> None:
 
 
 def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
-    """Whether the last third of the ``planned`` evidence steps has no more evidence than the third before it, and no new best."""
-    values, third = evidence(lines), max(FEWEST, math.ceil(planned / 3))
+    """Whether the last third of the ``planned`` evidence steps has no more evidence than the third before it, and no new best.
+
+    One that was made in place of several counts as often.
+    """
+    taken = [line for line in lines if line.get("log_evidence") is not None]
+    values = [line["log_evidence"] for line in taken for _ in range(line.get("steps", 1))]
+    third = max(FEWEST, math.ceil(planned / 3))
     if len(values) < 2 * third:
         return False
     late, before = values[-third:], values[:-third]

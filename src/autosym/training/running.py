@@ -23,6 +23,8 @@ from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
+LONGEST = 4  # planned steps in one, where little moves
+REST, MANY = 0.02, 16  # the part of the output Hessians that is sampled at the end too, of more than so many outputs
 QUARTER = 4  # so many times the work of choosing an end must be within that of the run
 
 
@@ -53,15 +55,18 @@ class Run:
         trained = (self.model, self.prior, self.likelihood, self.weights, self.stream)
         self.state = State(*trained, config, self.progress, self.ranges.tensors())
 
-    def estimate(self, how: EvidenceStep, seed: int) -> Laplace | Kernel:
+    def estimate(self, how: EvidenceStep, seed: int, rest: float = 0.0) -> Laplace | Kernel:
         """The expensive pass at the present weights."""
         at = (self.model, self.evidence_data, self.likelihood, self.prior)
-        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified)
+        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified, rest)
 
     def at_end(self) -> Laplace | Kernel:
-        """The pass by which the ends of a run are compared: on all samples, at the draws that inference uses."""
+        """The pass by which the ends of a run are compared: on all samples, at the draws that inference uses.
+
+        With many outputs the least part of each sample's curvature is sampled.
+        """
         self.ranges.settle()
-        return self.estimate(self.schedule.last_step, self.seed)
+        return self.estimate(self.schedule.last_step, self.seed, REST if self.verified.outputs > MANY else 0.0)
 
     def value(self, at: Laplace | Kernel) -> float | None:
         """The log evidence at the present precisions and noise, the same in all processes; None if it has failed."""
@@ -106,6 +111,32 @@ class Run:
             return self.progress.pace * schedule.rate(epochs / schedule.epochs)
         left = 0.5 * (1 + math.cos(math.pi * min(1.0, (epochs - stopped) / max(self._last_part(stopped), 1))))
         return self.progress.pace * schedule.rate(stopped / schedule.epochs) * max(left, 1e-4)
+
+    def due(self, epoch: int) -> int:
+        """How many of the schedule's evidence steps are to be made up for after this epoch: 0 if none is to be taken now.
+
+        Where the schedule does not say how often, steps that gain little are followed by a longer pause. The first and the last
+        step are always taken.
+        """
+        planned = self.schedule.evidence_epochs()
+        if epoch not in planned or self.progress.stopped is not None:
+            return 0
+        waited = planned.index(epoch) - self._last_taken(planned)
+        return waited if epoch == planned[-1] or waited >= self._pauses() else 0
+
+    def _last_taken(self, planned: range) -> int:
+        """The place among the ``planned`` steps of the last that was taken; -1 if none was."""
+        taken = [line["epoch"] for line in self.progress.lines if "log_evidence" in line and line["epoch"] in planned]
+        return planned.index(taken[-1]) if taken else -1
+
+    def _pauses(self) -> int:
+        """Planned steps from the last to the next that is taken: twice as many after each in a row that gained little."""
+        pauses = 1
+        for line in reversed(self.progress.lines if self.schedule.every is None else []):
+            if "recovered" in line or not line.get("little", True) or pauses >= LONGEST:
+                break
+            pauses *= 2 if "little" in line else 1
+        return pauses
 
     def settles_after(self) -> int:
         """The epoch after which precisions stay as they are."""
