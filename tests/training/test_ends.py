@@ -209,6 +209,9 @@ def test_a_run_settles_when_the_evidence_stops_rising():
     assert not stopped(*flat, *lower[1:], -9.0), "with a new best"
     assert not stopped(-9.0, *lower, *flat), "though the best is older"
     assert not stopped(*flat, *lower, planned=30), "thirds of all steps"
+    for_three = [{"log_evidence": value, "steps": 3} for value in (-10.0, -10.0, -11.0, -11.0)]
+    assert guarding.stopped_rising(for_three, 17), "a step in place of three counts three times"
+    assert not guarding.stopped_rising(for_three[1:], 17)
 
 
 def test_settling_early_keeps_the_last_part_of_the_run(trained, monkeypatch):

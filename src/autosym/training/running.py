@@ -113,30 +113,28 @@ class Run:
         return self.progress.pace * schedule.rate(stopped / schedule.epochs) * max(left, 1e-4)
 
     def due(self, epoch: int) -> int:
-        """How many of the schedule's evidence steps are to be made up for after this epoch: 0 if none is to be taken now.
+        """How many of the schedule's evidence steps the one after this epoch stands for; 0 if none is to be taken now.
 
-        Where the schedule does not say how often, steps that gain little are followed by a longer pause. The first and the last
-        step are always taken.
+        Where the schedule does not say how often, steps that gain little are followed by a longer pause. The last is always taken.
         """
-        planned = self.schedule.evidence_epochs()
+        planned, waited = self.schedule.evidence_epochs(), self.waited(epoch)
         if epoch not in planned or self.progress.stopped is not None:
             return 0
-        waited = planned.index(epoch) - self._last_taken(planned)
-        return waited if epoch == planned[-1] or waited >= self._pauses() else 0
+        return waited if epoch == planned[-1] or waited >= self._pause() else 0
 
-    def _last_taken(self, planned: range) -> int:
-        """The place among the ``planned`` steps of the last that was taken; -1 if none was."""
-        taken = [line["epoch"] for line in self.progress.lines if "log_evidence" in line and line["epoch"] in planned]
-        return planned.index(taken[-1]) if taken else -1
+    def waited(self, epoch: int) -> int:
+        """How many evidence steps were planned up to this epoch since the last that was taken."""
+        last = max((line["epoch"] for line in self.progress.lines if line.get("log_evidence") is not None), default=0)
+        return sum(last < planned <= epoch for planned in self.schedule.evidence_epochs())
 
-    def _pauses(self) -> int:
-        """Planned steps from the last to the next that is taken: twice as many after each in a row that gained little."""
-        pauses = 1
+    def _pause(self) -> int:
+        """Planned steps from the last that was taken to the next: twice as many after each in a row that gained little."""
+        pause = 1
         for line in reversed(self.progress.lines if self.schedule.every is None else []):
-            if "recovered" in line or not line.get("little", True) or pauses >= LONGEST:
+            if "recovered" in line or not line.get("little", True) or pause >= LONGEST:
                 break
-            pauses *= 2 if "little" in line else 1
-        return pauses
+            pause *= 2 if "little" in line else 1
+        return pause
 
     def settles_after(self) -> int:
         """The epoch after which precisions stay as they are."""
