@@ -9,7 +9,7 @@ shared positions it is KFAC-expand. Exact curvature takes one backward pass per 
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.eigenvalues import _eigvalsh
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import Pass, columns_beyond
+from autosym.curvature.passes import Pass, columns_within
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
@@ -93,6 +93,7 @@ def kfac(
     seed: int = 0,
     allow_partial: bool = False,
     verified: Verified | None = None,
+    without: Collection[str] = (),
     tf32: bool = False,
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
@@ -100,20 +101,22 @@ def kfac(
     ``sampled`` makes one backward pass in total, not one per output, with noise drawn per sample from ``seed``. G is unbiased,
     but its log-determinant is a little too small, and the evidence a little too large. With ``rest`` only as many of a sample's
     smallest columns of the output Hessian's root are sampled as have that part of its trace, over all data: with many classes
-    most are next to nothing, and ``rest=0.02`` takes a few backward passes in place of one per output. ``subset`` takes the curvature from
+    most are next to nothing, and ``rest=0.02`` takes a few backward passes in place of one per output. (If it would not save half of
+    them, all are taken.) ``subset`` takes the curvature from
     that many randomly chosen samples, scaled to all; the log-likelihood always covers all samples. ``share_blocks`` replaces
     the G of every block by the mean over blocks, as the paper does. Factors are in ``dtype``, by default the model's. The
     model's mode, gradients, buffers and hooks are left as they were.
 
     ``batch_size`` samples are taken at a time: by default 256, or 8192 on a GPU; a loader has its own batches. Fewer are taken
     if they would need more than ``memory`` GiB beside the factors: by default 2, or on a GPU half of the free memory, at most
-    16. The result does not depend on either. ``verified`` is what an earlier pass found out about the model. Each of several
+    16. The result does not depend on either. ``verified`` is what an earlier pass found out about the model. Paths that ``without``
+    names get no factors, and take neither time nor memory for them. Each of several
     processes (``torch.distributed``) takes its part of the samples, and all get the same result. Arithmetic has the full
     precision of float32, on a GPU too; with ``tf32`` it is as torch is set, which by default means TF32 for convolutions.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
-    sums = _Sums(dtype)
+    sums = _Sums(dtype, without)
     owned = sites(model, expand_bias) if verified is None else verified.sites
     tape = Tape(owned, sums.add_inputs)
 
@@ -124,7 +127,8 @@ def kfac(
     options |= {"batch_size": batch_size, "verify": check, "memory": memory}
     if rest and not sampled:
         with arithmetic.true_float32(not tf32):
-            options |= {"sampled": True, "largest": columns_beyond(model, data, likelihood, rest, **options)}
+            largest = columns_within(model, data, likelihood, rest, **options)
+        options |= {} if largest is None else {"sampled": True, "largest": largest}
     shown = Pass(model, data, likelihood, **options)
     with processes.agreeing(), arithmetic.true_float32(not tf32), tape, torch.enable_grad():
         for x, y, record, places in shown:
@@ -134,21 +138,25 @@ def kfac(
                 for names, g in tape.backward(f, column):
                     sums.add_rows(names, g)
     shown.finish(*sums.A.values(), *sums.G.values())
-    factors = sums.factors([site.name for site in tape.sites], shown.samples, shown.used, share_blocks)
+    factors = sums.factors(
+        [site.name for site in tape.sites if site.name not in without], shown.samples, shown.used, share_blocks
+    )
     return Curvature(factors, shown.statistic, shown.samples, shown.outputs, shown.fingerprint, shown.classes_seen)
 
 
 class _Sums:
-    """sum A and sum G of every path."""
+    """sum A and sum G of every path but those ``without``."""
 
-    def __init__(self, dtype: torch.dtype | None):
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype | None, without: Collection[str] = ()):
+        self.dtype, self.without = dtype, without
         self.A: dict[str, Tensor] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # one sum for all paths that share their rows
         self.inputs: dict[str, int] = {}  # how many each path was shown
         self.positions: dict[str, int] = {}
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
+        if name in self.without:
+            return
         self.inputs[name] = self.inputs.get(name, 0) + len(x)
         x = x.to(self.dtype or x.dtype)
         if type(path).gram is Path.gram:  # the path has no faster form of its own
@@ -158,6 +166,9 @@ class _Sums:
             self.A[name] = self.A[name].add_(term) if name in self.A else term.clone()
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
+        names = tuple(name for name in names if name not in self.without)
+        if not names:
+            return
         self.positions |= dict.fromkeys(names, rows.shape[1])
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 

@@ -106,7 +106,10 @@ class Pass:
         rest = roots[:, :, self.largest :]
         if not rest.shape[2]:
             return roots.unbind(2)
-        return [*roots[:, :, : self.largest].unbind(2), (rest @ self.signs(places, rest.shape[2]).to(roots)[:, :, None])[:, :, 0]]
+        return [
+            *roots[:, :, : self.largest].unbind(2),
+            (rest @ self.signs(places, rest.shape[2]).to(roots)[:, :, None])[:, :, 0],
+        ]
 
     def finish(self, *others: Tensor) -> None:
         """Add up the sums of all processes in place, ``others`` included. Refuse data unless each sample was shown once."""
@@ -129,10 +132,11 @@ class Pass:
             self.classes_seen = int((self.labels > 0).sum())
 
 
-def columns_beyond(model: nn.Module, data: Data, likelihood: Likelihood, rest: float, **options: Any) -> int:
+def columns_within(model: nn.Module, data: Data, likelihood: Likelihood, rest: float, **options: Any) -> int | None:
     """The least number of largest columns, of each sample, beyond which all others have at most the part ``rest`` of the trace.
 
-    It takes one forward pass over the data. ``options`` are those of ``Pass``.
+    None if these are most of them: then all may as well be taken. It takes one forward pass over the data. ``options`` are those of
+    ``Pass``.
     """
     shown, sizes = Pass(model, data, likelihood, **options), None
     with processes.agreeing(), torch.no_grad():
@@ -144,7 +148,8 @@ def columns_beyond(model: nn.Module, data: Data, likelihood: Likelihood, rest: f
     assert sizes is not None, "a pass without a sample is refused"
     shown.finish(sizes)
     beyond = sizes.sum() - sizes.cumsum(0)
-    return int((beyond > rest * sizes.sum()).sum()) + 1
+    needed = int((beyond > rest * sizes.sum()).sum()) + 1
+    return needed if 2 * needed <= len(sizes) else None
 
 
 TARGETS = slice(0, 2)  # the sums of a fingerprint over targets only

@@ -43,7 +43,9 @@ class Laplace:
     parameters: dict[str, Tensor]  # the weights it was taken at
     curvature: Curvature
     likelihood: Likelihood
-    left_out: tuple[str, ...] = ()  # names whose path computes zero: they count for nothing, at any precision
+    left_out: tuple[
+        str, ...
+    ] = ()  # names whose path computes zero: they count for nothing, at any precision, and have no factors
 
     @property
     def samples(self) -> int:
@@ -60,6 +62,11 @@ class Laplace:
     @property
     def classes_seen(self) -> int:
         return self.curvature.classes_seen
+
+    @property
+    def nbytes(self) -> int:
+        """What its factors take."""
+        return sum(f.A.nbytes + f.G.nbytes for f in self.curvature.factors.values())
 
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
@@ -152,15 +159,22 @@ def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical
     """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` go to ``autosym.curvature.kfac``."""
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     verified: Verified | None = options.get("verified")
-    curvature = kfac(model, data, likelihood, **options)
     owned = sites(model) if verified is None else verified.sites
-    eigenvalues = curvature.eigenvalues()
+    names = tuple(site.name for site in owned)
+    out = left_out(model, names)
+    curvature = kfac(model, data, likelihood, without=out, **options)
     parameters = {site.name: site.parameter.detach().clone() for site in owned}
-    out = left_out(model, tuple(eigenvalues))
-    eigenvalues |= {name: (torch.zeros_like(eigenvalues[name][0]), torch.zeros_like(eigenvalues[name][1])) for name in out}
-    square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in eigenvalues]).cpu()
-    sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
-    return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood, out)
+    known = curvature.eigenvalues()
+    eigenvalues = tuple(known[name] if name in known else _zeros(parameters[name]) for name in names)
+    square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in names]).cpu()
+    sizes = torch.tensor([parameters[name].numel() for name in names], dtype=torch.float64)
+    return Laplace(names, eigenvalues, square_norms, sizes, parameters, curvature, likelihood, out)
+
+
+def _zeros(parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of a path without factors, as many products as it has weights: lambda (1, weights) and mu (1, 1)."""
+    zeros = parameter.new_zeros(1, parameter.numel(), dtype=torch.float64)
+    return zeros, zeros[:, :1]
 
 
 def left_out(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from autosym.evidence.shares import symmetry
 from autosym.runtime.batching import Data
 from autosym.training.schedule import EvidenceStep
 
+REST, MANY = 0.02, 16  # the part of the output Hessians that is sampled at the end of a fit too, of more than so many outputs
+
 
 def estimate(
     model: nn.Module,

@@ -119,6 +119,7 @@ def fit(
     ):
         if run.progress.start is None:
             begin(run)
+        told.announce(progress, run.forecast)
         train(run, tell, keeper)
         return conclude(run, curvature)
 
@@ -160,7 +161,9 @@ def prepare(
     search, given = schedule.lr is None, prior_precision is not None
     schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
     settings = (count, seed, memory, search, given)
-    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, *settings)
+    run = Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, *settings)
+    run.forecast.check()
+    return run
 
 
 def train(run: Run, tell: Callback, keeper: Keeper) -> None:
@@ -181,7 +184,9 @@ def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -
     progress = run.progress
     with torch.no_grad():
         found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)
-        return Fit(*found, start=progress.start, recoveries=progress.recoveries, epoch=epoch, chosen_by=by)
+        return Fit(
+            *found, start=progress.start, recoveries=progress.recoveries, epoch=epoch, chosen_by=by, forecast=run.forecast
+        )
 
 
 def _epoch(run: Run, epoch: int) -> dict[str, Any]:

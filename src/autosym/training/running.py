@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
+from autosym.curvature.passes import budget
 from autosym.curvature.verification import Verified
 from autosym.evidence import costs, possible, whole
 from autosym.evidence.kernel import Kernel
@@ -16,15 +17,16 @@ from autosym.evidence.whole import Whole
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, Stream
 from autosym.runtime.graphs import Captured
-from autosym.training import evidence_steps
+from autosym.training import evidence_steps, forecasting
 from autosym.training.checkpoint import State
+from autosym.training.evidence_steps import MANY, REST
+from autosym.training.forecasting import Forecast
 from autosym.training.ranges import Ranges
 from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
 LONGEST = 4  # planned steps in one, where little moves
-REST, MANY = 0.02, 16  # the part of the output Hessians that is sampled at the end too, of more than so many outputs
 QUARTER = 4  # so many times the work of choosing an end must be within that of the run
 
 
@@ -54,6 +56,13 @@ class Run:
         config |= {"nu": repr(self.prior.nu), "prior precision": sorted(set(self.prior.precision().values()))}
         trained = (self.model, self.prior, self.likelihood, self.weights, self.stream)
         self.state = State(*trained, config, self.progress, self.ranges.tensors())
+        sizes = (self.count, self.stream.together, self.weights.lr.device, self.memory)
+        self.forecast = forecasting.of_memory(self.verified, self.schedule, *sizes)  # what it is expected to take
+
+    def timed(self, forward: float) -> Forecast:
+        """The forecast, with the time by that of a ``forward`` pass of one sample."""
+        self.forecast = forecasting.with_time(self.forecast, self.verified, self.schedule, self.count, forward)
+        return self.forecast
 
     def estimate(self, how: EvidenceStep, seed: int, rest: float = 0.0) -> Laplace | Kernel:
         """The expensive pass at the present weights."""
@@ -94,6 +103,10 @@ class Run:
             return False
         settings = (len(self.progress.lines), self.stream.together, QUARTER * times, self.memory)
         return bool(processes.agreed(costs.within_a_fit(self.model, self.evidence_data, at, *settings)))
+
+    def room(self) -> float:
+        """Bytes that one thing may take beside the model: ``memory``, or what a pass takes by default."""
+        return budget(self.memory, self.weights.lr.device)
 
     def silent(self) -> Tensor:
         """Which entries of the prior are of paths that compute zero."""
