@@ -70,6 +70,64 @@ def test_a_step_in_place_of_several_goes_as_far_as_they_would():
     assert gained > 1
 
 
+def test_gamma_is_as_sensitive_to_its_precision_as_differences_say():
+    at = laplace.at(mlp(5, 4, 3), draw("categorical", 20))
+    prior = autosym.bayes.priors.Prior(at.names, 0.7)
+    found = at.sensitivity(prior)
+    before = at.effective_parameters(prior).log()
+    with torch.no_grad():
+        prior.log_precision += 1e-6
+    after = at.effective_parameters(prior).log()
+    torch.testing.assert_close(found, (before - after) / 1e-6, rtol=1e-5, atol=1e-6)
+    assert (found > 0).all()
+    assert (found < 1).all()
+
+
+def test_precisions_follow_the_weights_without_a_pass():
+    """At the same weights as the closed form does, to first order; twice the weights are a quarter of the precision."""
+    model, data = mlp(5, 4, 3), draw("categorical", 20)
+    at, how = laplace.at(model, data), EvidenceStep(trust=math.inf)
+    parameters = {name: p.clone() for name, p in at.parameters.items()}
+    one, other = (autosym.bayes.priors.Prior(at.names, 0.5) for _ in range(2))
+    for prior in (one, other):
+        at.mackay(prior)
+    last = evidence_steps.summary(model, at.likelihood, one, at)
+    with torch.no_grad():
+        one.log_precision += 0.02
+        other.log_precision += 0.02
+    evidence_steps.follow(one, parameters, last, how)
+    at.mackay(other)
+    torch.testing.assert_close(one.log_precision, other.log_precision, rtol=0, atol=2e-4)
+    again = copy.deepcopy(one)
+    evidence_steps.follow(one, {name: 2 * p for name, p in parameters.items()}, last, EvidenceStep(trust=math.inf))
+    evidence_steps.follow(again, parameters, last, EvidenceStep(trust=math.inf))
+    torch.testing.assert_close(again.log_precision - one.log_precision, torch.full_like(one.log_precision, math.log(4)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "follows"), [({}, True), ({"step": "gradient"}, False), ({"kernel": 8}, False), ({"nu": 4.0}, False)]
+)
+def test_planned_steps_that_are_not_taken_move_precisions_where_there_is_a_closed_form(changes, follows):
+    nu = changes.get("nu", math.inf)
+    fields = {key: value for key, value in changes.items() if key != "nu"}
+    model, data = mlp(5, 4, 3), draw("categorical", 20)
+    run = prepare(model, data, "categorical", Schedule(epochs=100, **fields), nu=nu)
+    at = laplace.at(model, data)
+    prior = autosym.bayes.priors.Prior(at.names)
+    run.progress.lines += [{"epoch": epoch} for epoch in range(1, 14)]
+    run.progress.lines.append(
+        evidence_steps.summary(model, at.likelihood, prior, at) | {"epoch": 14, "little": True, "steps": 1}
+    )
+    run.progress.lines += [{"epoch": epoch} for epoch in range(15, 18)]
+    before = run.prior.log_precision.clone()
+    assert not run.follow(17), "no step is planned"
+    assert run.due(18) == 0
+    assert run.follow(18) is follows
+    assert torch.equal(before, run.prior.log_precision) is not follows
+    run.progress.lines[-1]["recovered"] = {}
+    assert not run.follow(18), "these figures are of weights that were given up"
+
+
 def test_a_fit_takes_fewer_steps_by_default_and_resumes_bit_for_bit(tmp_path):
     torch.manual_seed(5)
     start, data = small(), images()

@@ -10,7 +10,10 @@ MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 def free(device: torch.device) -> int | None:
     """Bytes that may still be taken on ``device``; None where the system does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # kept by torch, for whoever asks next
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     known = [bytes_ for bytes_ in (_of_machine(), _of_container()) if bytes_ is not None]
     return min(known, default=None)
 

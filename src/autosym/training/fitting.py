@@ -162,7 +162,8 @@ def prepare(
     schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
     settings = (count, seed, memory, search, given)
     run = Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, *settings)
-    run.forecast.check()
+    with processes.agreeing():
+        run.forecast.check()
     return run
 
 
@@ -203,6 +204,8 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
             why = fallen(run, line)
         except NotFinite as error:
             why = str(error)
+    elif not why:
+        run.follow(epoch)
     if why:
         return {"epoch": epoch, "loss": line["loss"], **recover(run, why)}
     if value is not None or (not progress.best and epoch % run.schedule.pause == 0):  # none before the first evidence step
@@ -229,12 +232,12 @@ def _train_weights(run: Run, epoch: int) -> tuple[float, float]:
 def _learn_prior(run: Run, epoch: int, line: dict[str, Any], due: int) -> float | None:
     """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed.
 
-    Precisions and noise go as far as the ``due`` steps of the schedule would: their closed form costs nothing beside the pass.
+    Where precisions did not follow the weights since the last, they go as far as all ``due`` steps of the schedule would.
     """
     seed, how = run.seed + epoch, run.schedule.evidence_step
     run.ranges.redraw(run.seed, epoch, 0)
     at = run.estimate(how, seed)
-    gained = processes.agreed(evidence_steps.improved(run.prior, run.likelihood, at, how, due))
+    gained = processes.agreed(evidence_steps.improved(run.prior, run.likelihood, at, how, 1 if run.follows else due))
     if isinstance(at, Laplace):
         run.ranges.step(run.evidence_data, run.prior, at, how.sampled, how.subset, seed, run.memory)
     line |= evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()

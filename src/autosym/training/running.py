@@ -1,7 +1,9 @@
 """A fit between its start and its end."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,8 +139,27 @@ class Run:
 
     def waited(self, epoch: int) -> int:
         """How many evidence steps were planned up to this epoch since the last that was taken."""
-        last = max((line["epoch"] for line in self.progress.lines if line.get("log_evidence") is not None), default=0)
-        return sum(last < planned <= epoch for planned in self.schedule.evidence_epochs())
+        last = self._last_step()
+        return sum((last["epoch"] if last else 0) < planned <= epoch for planned in self.schedule.evidence_epochs())
+
+    def follow(self, epoch: int) -> bool:
+        """In place of a planned step that is not taken: precisions follow the weights, by the last one's figures. False if none is."""
+        last, planned = self._last_step(), self.schedule.evidence_epochs()
+        recovered = any("recovered" in line for line in self.progress.lines[last["epoch"] :]) if last else True
+        if epoch not in planned or self.progress.stopped is not None or recovered or not self.follows:
+            return False
+        assert last is not None, "the first planned step is always taken"
+        evidence_steps.follow(self.prior, self.weights.parameters, last, self.schedule.evidence_step)
+        return True
+
+    @property
+    def follows(self) -> bool:
+        """Whether precisions follow the weights between evidence steps: they have a closed form for each path."""
+        return self.schedule.step == "mackay" and self.schedule.kernel is None and math.isinf(self.prior.nu)
+
+    def _last_step(self) -> Mapping[str, Any] | None:
+        """The line of the last evidence step."""
+        return next((line for line in reversed(self.progress.lines) if line.get("log_evidence") is not None), None)
 
     def _pause(self) -> int:
         """Planned steps from the last that was taken to the next: twice as many after each in a row that gained little."""
