@@ -53,10 +53,10 @@ def fitted(case: Case, epochs: int, double: bool) -> dict:
         of_weights.append(time.process_time() - begun)
         return found
 
-    begun = time.process_time()
+    begun, clock = time.process_time(), time.perf_counter()
     with patch.object(fitting, "_train_weights", timed):
         fit = autosym.fit(net.to(dtype), (x.to(dtype), y), epochs=epochs, lr=run.lr, seed=case.seed, **RHYTHMS[case.rhythm])
-    taken = time.process_time() - begun
+    taken, waited = time.process_time() - begun, time.perf_counter() - clock
     with torch.no_grad():
         accuracy = 100 * scores(net(x_test.to(dtype)), y_test).accuracy
     return {
@@ -65,7 +65,10 @@ def fitted(case: Case, epochs: int, double: bool) -> dict:
         "steps": sum("log_evidence" in line for line in fit.history),
         "epochs": len(fit.history),
         "cpu_seconds": taken,
+        "wall_seconds": waited,
         "evidence_part": 1 - sum(of_weights) / taken,
+        "forecast_seconds": fit.forecast.seconds,
+        "factors_kept": fit.laplace.nbytes / fit.forecast.factors,  # of those of all paths: paths that compute zero have none
         "free_share": list(fit.symmetry().free_share().values()),
     }
 
@@ -77,8 +80,9 @@ def table(found: list[dict]) -> list[dict]:
         own = {r: [f for f in found if (f["task"], f["rhythm"]) == (task, r)] for r in RHYTHMS}
         floor = statistics.mean(f["cpu_seconds"] for f in own["floor"])
         for rhythm, fits in own.items():
-            keys = ("log_evidence", "accuracy", "steps", "cpu_seconds", "evidence_part")
+            keys = ("log_evidence", "accuracy", "steps", "cpu_seconds", "evidence_part", "factors_kept")
             means = {key: statistics.mean(f[key] for f in fits) for key in keys}
+            means["forecast"] = statistics.mean(f["forecast_seconds"] / f["wall_seconds"] for f in fits)
             lines.append({"task": task, "rhythm": rhythm, **means, "of_floor": means["cpu_seconds"] / floor})
     return lines
 
@@ -103,7 +107,8 @@ def main() -> None:
     found = pool.answers(fitted, cases, options.jobs, options.out.with_suffix(".jsonl"), settings, show=show)
     lines = table(found)
     for line in lines:
-        print(f"{show(line)}, {line['of_floor']:.2f}x the floor")
+        print(f"{show(line)}, {line['of_floor']:.2f}x the floor; forecast {line['forecast']:.2f}x the time it took, ", end="")
+        print(f"{line['factors_kept']:.0%} of all factors held")
     result = {"table": lines, "settings": settings, "provenance": provenance(), "cases": found}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
