@@ -36,19 +36,33 @@ def test_steps_that_gain_much_are_taken_as_planned():
 def test_pauses_double_while_steps_gain_little_and_every_planned_one_is_made_up_for():
     taken, planned = steps_of(lambda epoch: True)
     assert planned[:3] == [14, 18, 22]
-    assert list(taken) == [14, 22, 38, 54, 70, 78], "one, two, then four planned steps at a time; the last is always taken"
+    assert list(taken) == [14, 22, 30, 38, 46, 54, 62, 70, 78], "one, then two planned steps at a time"
     assert sum(taken.values()) == len(planned)
 
 
 def test_a_step_that_gains_much_ends_the_long_pauses():
     taken, planned = steps_of(lambda epoch: epoch != 38)
-    assert list(taken)[:6] == [14, 22, 38, 42, 50, 66]
+    assert list(taken)[:6] == [14, 22, 30, 38, 42, 50]
     assert sum(taken.values()) == len(planned)
 
 
 def test_a_recovery_ends_the_long_pauses():
     taken, _ = steps_of(lambda epoch: True, recovered=[40])
-    assert list(taken)[:5] == [14, 22, 38, 42, 50]
+    assert list(taken)[:6] == [14, 22, 30, 38, 42, 50]
+
+
+def test_the_last_planned_step_is_always_taken():
+    taken, planned = steps_of(lambda epoch: True, epochs=95)
+    assert len(planned) % 2 == 0
+    assert list(taken)[-1] == planned[-1]
+    assert sum(taken.values()) == len(planned)
+
+
+def test_pauses_double_up_to_the_longest(monkeypatch):
+    monkeypatch.setattr(running, "LONGEST", 4)
+    taken, planned = steps_of(lambda epoch: True)
+    assert list(taken) == [14, 22, 38, 54, 70, 78], "one, two, then four planned steps at a time"
+    assert sum(taken.values()) == len(planned)
 
 
 def test_an_explicit_rhythm_is_kept_whatever_is_gained():

@@ -28,7 +28,7 @@ from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
-LONGEST = 4  # planned steps in one, where little moves
+LONGEST = 2  # planned steps in one, where little moves
 QUARTER = 4  # so many times the work of choosing an end must be within that of the run
 
 
@@ -130,7 +130,7 @@ class Run:
     def due(self, epoch: int) -> int:
         """How many of the schedule's evidence steps the one after this epoch stands for; 0 if none is to be taken now.
 
-        Where the schedule does not say how often, steps that gain little are followed by a longer pause. The last is always taken.
+        Where the schedule does not say how often, a step that gains little is followed by a longer pause. The last is always taken.
         """
         planned, waited = self.schedule.evidence_epochs(), self.waited(epoch)
         if epoch not in planned or self.progress.stopped is not None:
