@@ -189,19 +189,6 @@ def test_eigenvalues_of_few_columns_are_those_of_the_factor(columns, dtype, monk
     assert_close(lam, torch.ones(2, 3, dtype=torch.float64))
 
 
-def test_paths_that_count_for_nothing_are_not_solved_for(monkeypatch):
-    found = curvature(mlp(5, 4, 3), draw("categorical", 9))
-    expected, sides, real = found.eigenvalues(), [], torch.linalg.eigvalsh
-    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda one: sides.append(one.shape[-1]) or real(one))
-    gone, *others = expected
-    got = found.eigenvalues(zero=[gone])
-    assert len(sides) == 2 * len(others)
-    assert list(got) == list(expected)
-    for letter in (0, 1):
-        assert_close(got[gone][letter], torch.zeros_like(expected[gone][letter]))
-        assert all(torch.equal(got[name][letter], expected[name][letter]) for name in others)
-
-
 @pytest.mark.parametrize("batch_size", [None, 7])
 @pytest.mark.parametrize(("samples", "subset"), [(4, None), (63, None), (64, None), (64, 63), (70, None)])
 def test_columns_are_kept_until_they_are_as_many_as_rows_of_the_factor(samples, subset, batch_size, monkeypatch):

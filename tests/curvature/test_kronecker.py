@@ -201,3 +201,15 @@ def test_kronecker_products_equal_curvlinops(make, shape, likelihood):
     assert len(theirs) == len(found.factors)
     for name, block in zip(found.factors, theirs, strict=True):
         assert_close(doubled * oracles.kron_blocks(found, name)[0], block, rtol=1e-9, atol=1e-10)
+
+
+def test_paths_that_are_left_out_get_no_factors_and_the_others_keep_theirs():
+    model, data = mlp(5, 4, 3), draw("categorical", 8)
+    every = curvature(model, data)
+    left = [name for name in every.factors if name.endswith("bias")]
+    found = curvature(model, data, without=left)
+    assert found.factors.keys() == every.factors.keys() - set(left)
+    assert left
+    for name, factors in found.factors.items():
+        assert torch.equal(factors.A, every.factors[name].A)
+        assert torch.equal(factors.G, every.factors[name].G)

@@ -8,7 +8,10 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
+import autosym
 from autosym.curvature.passes import TARGETS, Signs, alike
+from autosym.curvature.tape import Tape
+from autosym.curvature.verification import verify
 from autosym.nn import layers, nets
 from factories import LAYERS
 from models import (
@@ -64,6 +67,42 @@ def test_any_batch_size_gives_the_same(batch_size, options):
     model, data = mlp(5, 4, 3), draw("categorical", 20)
     whole = curvature(model, data, **options, batch_size=20, seed=3)
     assert_same(curvature(model, data, **options, batch_size=batch_size, seed=3), whole)
+
+
+def fitted_head(classes=12):
+    """A network that is sure of most of its labels, as a trained one: most columns of its output Hessians are next to nothing."""
+    model, data = mlp(5, 8, classes), draw("categorical", 60)
+    with torch.no_grad():
+        model[-1].weight *= 8
+    return model, (data[0], data[1] % classes)
+
+
+@pytest.mark.parametrize("rest", [0.05, 0.2])
+def test_only_the_rest_of_the_output_hessians_is_sampled(rest, monkeypatch):
+    """Its trace is at most that part of the whole; so many columns are taken one by one, and one more for all others."""
+    model, data = fitted_head()
+    exact, calls, real = curvature(model, data), [], Tape.backward
+    known = verify(model, data[0][:2])
+    monkeypatch.setattr(Tape, "backward", lambda *given: calls.append(1) or real(*given))
+    partly = curvature(model, data, rest=rest, batch_size=60, verified=known)
+    with torch.no_grad():
+        sizes = autosym.Categorical().root(model(data[0])).square().sum(1).sort(1, descending=True).values.sum(0)
+    beyond = [float(sizes[k:].sum() / sizes.sum()) for k in range(12)]
+    assert len(calls) - 1 == next(k for k, part in enumerate(beyond) if part <= rest)
+    assert 1 < len(calls) < 11
+    for name, factors in exact.factors.items():
+        off = (partly.factors[name].G - factors.G).norm() / factors.G.norm()
+        assert 0 < off < 3 * rest
+        sampled = curvature(model, data, sampled=True).factors[name].G
+        assert off < 0.7 * (sampled - factors.G).norm() / factors.G.norm()
+        assert_close(partly.factors[name].A, factors.A, **EXACT)
+
+
+def test_a_rest_is_the_same_in_any_batches_and_none_where_all_columns_are_alike():
+    model, data = fitted_head()
+    assert_same(*(curvature(model, data, rest=0.1, batch_size=size, seed=3) for size in (60, 7)))
+    model, data = mlp(5, 4, 3), draw("gaussian", 20)
+    assert_same(curvature(model, data, "gaussian", rest=0.1), curvature(model, data, "gaussian"))
 
 
 def test_sampled_noise_is_the_same_beyond_its_buffer():

@@ -13,7 +13,7 @@ from autosym import Categorical, Gaussian
 from autosym.curvature.gauss_newton import GaussNewton, flat
 from autosym.curvature.krylov import solve
 from autosym.curvature.owners import sites
-from autosym.evidence import posterior
+from autosym.evidence import laplace, posterior
 from autosym.evidence.leave_one_out import Tuning, cavity
 from models import draw, eye, mlp, relaxed
 
@@ -228,3 +228,12 @@ def test_predictions_by_rows_are_those_along_draws(monkeypatch):
     along = found.predictive(new)
     for name in ("mean", "covariance"):
         assert_close(getattr(by_rows, name), getattr(along, name), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_are_taken_where_they_fit_into_memory_or_are_asked_for():
+    model, data = mlp(5, 4, 3), draw("categorical", 20)
+    at = laplace.at(model, data)
+    needs = 8 * 5 * 60**2 + 2 * 8 * 60 * float(at.sizes.sum())
+    for memory, route in ((None, "rows"), (1.01 * needs / 2**30, "rows"), (0.99 * needs / 2**30, "steps")):
+        assert posterior._route(at, None, memory) == route
+    assert posterior._route(at, "rows", 1e-9) == "rows"

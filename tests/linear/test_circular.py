@@ -128,6 +128,19 @@ def test_gradients_are_those_of_the_padded_form(kernel):
     assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [(2, 2), (1, 3), (4,), (1, 2, 2)])
+def test_maps_of_few_positions_are_one_product_with_the_same_values_and_derivatives(size, monkeypatch):
+    x, filters = maps(3, 2, *size).requires_grad_(), maps(5, 2, *(3 if n > 1 else 1 for n in size)).requires_grad_()
+    cotangent, found = maps(3, 5, *size), []
+    for few in (0, 4):
+        monkeypatch.setattr(circular, "FEW_POSITIONS", few)
+        y = circular_conv(x, filters)
+        found.append((y.detach(), *torch.autograd.grad(y, (x, filters), cotangent)))
+    assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradgradcheck(circular_conv, (x, filters), fast_mode=True)
+    assert_close(vmap(circular_conv, (0, None))(torch.stack([x, 2 * x]), filters), torch.stack([found[0][0], 2 * found[0][0]]))
+
+
 def test_it_can_be_vectorised_and_differentiated_by_functions():
     x, filters = maps(3, 2, 2, 4, 5), maps(3, 4, 2, 3, 3)
     assert_close(vmap(circular_conv)(x, filters), torch.stack([slow_conv(*pair) for pair in zip(x, filters, strict=True)]))

@@ -22,7 +22,7 @@ FAULTS = {
         "m.lerp_(g, first)", "m.lerp_(g, second)", "papers/test_last_layer.py -k adam"),
     # training
     "fitting: a collapse is told by the mean of an epoch": Fault("training/fitting.py",
-        "why, value, learning = lost(run, late), None,", "why, value, learning = lost(run, loss), None,",
+        "why, value = lost(run, late), None", "why, value = lost(run, loss), None",
         "training/test_guarding.py -k end_of_an_epoch"),
     "checkpoint: without rates": Fault("training/checkpoint.py",
         '{"rates": self.weights.rates}', '{}',

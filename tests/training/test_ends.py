@@ -209,6 +209,9 @@ def test_a_run_settles_when_the_evidence_stops_rising():
     assert not stopped(*flat, *lower[1:], -9.0), "with a new best"
     assert not stopped(-9.0, *lower, *flat), "though the best is older"
     assert not stopped(*flat, *lower, planned=30), "thirds of all steps"
+    for_three = [{"log_evidence": value, "steps": 3} for value in (-10.0, -10.0, -11.0, -11.0)]
+    assert guarding.stopped_rising(for_three, 17), "a step in place of three counts three times"
+    assert not guarding.stopped_rising(for_three[1:], 17)
 
 
 def test_settling_early_keeps_the_last_part_of_the_run(trained, monkeypatch):
@@ -233,3 +236,32 @@ def test_what_a_fit_went_through_is_saved(trained, tmp_path):
     again = autosym.load(tmp_path, autosym.relax(trained, pictures(2)[0]))
     assert (again.start, again.recoveries, again.epoch) == (fit.start, fit.recoveries, fit.epoch)
     assert again.recoveries > 0
+
+
+@pytest.mark.parametrize("curvature", ["kronecker", "whole"])
+def test_ends_hold_the_factors_of_the_best_alone_where_memory_is_short_and_the_choice_is_the_same(
+    trained, monkeypatch, curvature
+):
+    held, real = [], guarding.held
+
+    def watched(run, ends):
+        found = real(run, ends)
+        held.append([end.at is not None for end in found])
+        return found
+
+    monkeypatch.setattr(guarding, "held", watched)
+    monkeypatch.setattr(guarding, "_more", lambda one, other: one is not None)  # all ends are looked at
+    fits = []
+    for room in (1e12, 0.0):
+        monkeypatch.setattr(guarding.Run, "room", lambda run, room=room: room)
+        torch.manual_seed(0)
+        fits.append(autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), curvature=curvature, **ENDS))
+    half = len(held) // 2
+    assert all(all(line) for line in held[:half])
+    assert held[half:]
+    assert all(sum(line) == 1 for line in held[half:])
+    one, other = fits
+    assert (one.epoch, one.chosen_by) == (other.epoch, other.chosen_by)
+    assert float(one.evidence.log_evidence) == float(other.evidence.log_evidence)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert other.laplace.curvature.factors.keys() == one.laplace.curvature.factors.keys()

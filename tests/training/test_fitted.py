@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
 from autosym.linear import Dense
@@ -298,3 +299,12 @@ def test_learned_ranges_and_frozen_layers_belong_to_the_weights():
         frozen[0].weight *= 3
     with pytest.raises(ValueError, match=r"0\.weight was changed"):
         fitted.save("nowhere")
+
+
+def test_the_work_of_a_fit_is_counted_by_the_batches_of_the_loader(monkeypatch):
+    seen, data = [], draw("categorical", 24)
+    fit = autosym.fit(mlp(5, 4, 3), data, epochs=2)
+    monkeypatch.setattr("autosym.evidence.costs.within_a_fit", lambda *given: bool(seen.append(given[3:])))
+    fit.affords_whole(data, 3)
+    fit.affords_whole(DataLoader(TensorDataset(*data), batch_size=5), 3, memory=0.5)
+    assert seen == [(2, 64, 3, None), (2, 5, 3, 0.5)]

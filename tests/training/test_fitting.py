@@ -198,7 +198,7 @@ def test_a_short_run_has_an_evidence_step():
 def test_a_line_says_what_the_step_did():
     fit = autosym.fit(small(), images("gaussian"), "gaussian", epochs=2, burn_in=0, every=1)
     keys = {"epoch", "loss", "log_evidence", "log_likelihood", "occam", "precision", "effective_parameters", "free_share"}
-    keys |= {"sigma_noise", "seconds"}
+    keys |= {"sigma_noise", "seconds", "steps", "little", "sensitivity"}
     for line in fit.history:
         assert set(line) == keys
         assert line["log_evidence"] == pytest.approx(line["log_likelihood"] + line["occam"])
@@ -263,7 +263,8 @@ def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     assert "2/2" in err
     autosym.fit(small(), images(), epochs=2, burn_in=0, every=1, progress="one of several")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["one of several: epoch 1/2", "one of several: epoch 2/2"]
+    assert lines[0].startswith("one of several: expects ")
+    assert [line.split("  ")[0] for line in lines[1:]] == ["one of several: epoch 1/2", "one of several: epoch 2/2"]
 
 
 def test_a_schedule_may_be_given_and_changed():

@@ -215,7 +215,7 @@ def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
     out, err = capfd.readouterr()
     assert "learned range" in out
     for variant in ("full", "half", "none"):
-        assert [line.split("  loss")[0] for line in err.splitlines() if line.startswith(f"{variant}: ")] == [
+        assert [line.split("  loss")[0] for line in err.splitlines() if line.startswith(f"{variant}: epoch")] == [
             f"{variant}: epoch {epoch}/2" for epoch in (1, 2)
         ]
 

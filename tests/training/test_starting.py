@@ -36,6 +36,9 @@ def test_a_path_that_computes_something_counts(trained):
     before = learned(relaxed, data)
     relaxed[0]["f-fc"].b_1.weight.data.fill_(1e-3)
     assert silent(relaxed) == ("2.f-fc",)
+    assert set(laplace.at(relaxed, data).curvature.factors).isdisjoint(laplace.at(relaxed, data).left_out), (
+        "nothing is kept of them"
+    )
     assert laplace.at(relaxed, data).left_out == tuple(n for n in (s.name for s in sites(relaxed)) if n.startswith("2.f-fc"))
     assert learned(relaxed, data) < before - 1, "its other factor has a prior, and no curvature"
 

@@ -9,7 +9,7 @@ shared positions it is KFAC-expand. Exact curvature takes one backward pass per 
 differentiate with respect to the outputs of paths only. Sums and counts are accumulated, so batch size and order do not matter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature.owners import sites
-from autosym.curvature.passes import Pass
+from autosym.curvature.passes import Pass, columns_within
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
@@ -82,18 +82,15 @@ class Curvature:
     fingerprint: Tensor | None = None
     classes_seen: int = 0
 
-    def eigenvalues(self, zero: Sequence[str] = ()) -> dict[str, tuple[Tensor, Tensor]]:
-        """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64. For the paths in ``zero`` they are not solved for."""
-        wanted = {name: f for name, f in self.factors.items() if name not in zero}
-        letters = {f"G of {name}": f.G for name, f in wanted.items()}
-        letters |= {f"A of {name}": f.small() if isinstance(f, FewColumns) else f.A for name, f in wanted.items()}
+    def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """lambda: (K, out) of G and mu: (K, in) of A for every path, in float64."""
+        letters = {f"G of {name}": f.G for name, f in self.factors.items()}
+        letters |= {f"A of {name}": f.small() if isinstance(f, FewColumns) else f.A for name, f in self.factors.items()}
         values = _eigvalsh(letters)
         found = {}
         for name, f in self.factors.items():
-            none = f.G.new_zeros(len(f.G), 0, dtype=torch.float64)
             inside = (f.columns if isinstance(f, FewColumns) else f.A).shape[-1]
-            lam, mu = (values.get(f"{letter} of {name}", none) for letter in "GA")
-            found[name] = _padded(lam, f.G.shape[-1]), _padded(mu, inside)
+            found[name] = values[f"G of {name}"], _padded(values[f"A of {name}"], inside)
         return found
 
     def eigenvectors(self, scales: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -121,6 +118,7 @@ def kfac(
     likelihood: Likelihood,
     *,
     sampled: bool = False,
+    rest: float = 0.0,
     subset: int | None = None,
     share_blocks: bool = False,
     expand_bias: bool = False,
@@ -130,25 +128,30 @@ def kfac(
     seed: int = 0,
     allow_partial: bool = False,
     verified: Verified | None = None,
+    without: Collection[str] = (),
     tf32: bool = False,
 ) -> Curvature:
     """The Kronecker factors of ``model`` on ``data``, at unit likelihood scale (see ``likelihoods``), in one pass.
 
     ``sampled`` makes one backward pass in total, not one per output, with noise drawn per sample from ``seed``. G is unbiased,
-    but its log-determinant is a little too small, and the evidence a little too large. ``subset`` takes the curvature from
+    but its log-determinant is a little too small, and the evidence a little too large. With ``rest`` only as many of a sample's
+    smallest columns of the output Hessian's root are sampled as have that part of its trace, over all data: with many classes
+    most are next to nothing, and ``rest=0.02`` takes a few backward passes in place of one per output. (If it would not save half of
+    them, all are taken.) ``subset`` takes the curvature from
     that many randomly chosen samples, scaled to all; the log-likelihood always covers all samples. ``share_blocks`` replaces
     the G of every block by the mean over blocks, as the paper does. Factors are in ``dtype``, by default the model's. The
     model's mode, gradients, buffers and hooks are left as they were.
 
     ``batch_size`` samples are taken at a time: by default 256, or 8192 on a GPU; a loader has its own batches. Fewer are taken
     if they would need more than ``memory`` GiB beside the factors: by default 2, or on a GPU half of the free memory, at most
-    16. The result does not depend on either. ``verified`` is what an earlier pass found out about the model. Each of several
+    16. The result does not depend on either. ``verified`` is what an earlier pass found out about the model. Paths that ``without``
+    names get no factors, and take neither time nor memory for them. Each of several
     processes (``torch.distributed``) takes its part of the samples, and all get the same result. Arithmetic has the full
     precision of float32, on a GPU too; with ``tf32`` it is as torch is set, which by default means TF32 for convolutions.
     """
     model = processes.unwrapped(model)
     refuse_batch_dependence(model)
-    sums = _Sums(dtype)
+    sums = _Sums(dtype, without)
     owned = sites(model, expand_bias) if verified is None else verified.sites
     tape = Tape(owned, sums.add_inputs)
 
@@ -156,7 +159,12 @@ def kfac(
         return verify(model, x, expand_bias, owned) if verified is None else verified
 
     options: dict[str, Any] = {"subset": subset, "sampled": sampled, "seed": seed, "allow_partial": allow_partial}
-    shown = Pass(model, data, likelihood, batch_size, check, memory=memory, **options)
+    options |= {"batch_size": batch_size, "verify": check, "memory": memory}
+    if rest and not sampled:
+        with arithmetic.true_float32(not tf32):
+            largest = columns_within(model, data, likelihood, rest, **options)
+        options |= {} if largest is None else {"sampled": True, "largest": largest}
+    shown = Pass(model, data, likelihood, **options)
     with processes.agreeing(), arithmetic.true_float32(not tf32), tape, torch.enable_grad():
         for x, y, record, places in shown:
             f = tape.record(model, x) if record else tape.forward(model, x)
@@ -165,7 +173,9 @@ def kfac(
                 for names, g in tape.backward(f, column):
                     sums.add_rows(names, g)
     shown.finish(*sums.A.values(), *sums.G.values())
-    factors = sums.factors([site.name for site in tape.sites], shown.samples, shown.used, share_blocks)
+    factors = sums.factors(
+        [site.name for site in tape.sites if site.name not in without], shown.samples, shown.used, share_blocks
+    )
     return Curvature(factors, shown.statistic, shown.samples, shown.outputs, shown.fingerprint, shown.classes_seen)
 
 
@@ -178,15 +188,20 @@ LONG = 128  # sides of A that are shorter take no time: their columns are never 
 
 
 class _Sums:
-    """sum A and sum G of every path. While a path has shown fewer columns than its A has rows, they are kept instead of A."""
+    """sum A and sum G of every path but those ``without``.
 
-    def __init__(self, dtype: torch.dtype | None):
-        self.dtype = dtype
+    While a path has shown fewer columns than its A has rows, they are kept instead of A.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, without: Collection[str] = ()):
+        self.dtype, self.without = dtype, without
         self.A: dict[str, Tensor] = {}
         self.columns: dict[str, list[Tensor]] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # one sum for all paths that share their rows
 
     def add_inputs(self, name: str, path: Definition, x: Tensor) -> None:
+        if name in self.without:
+            return
         x, faster = x.to(self.dtype or x.dtype), type(path).gram is not Path.gram  # than the product of all columns
         columns = path.columns(x[:1] if faster else x)
         if self._are_few(name, len(x), columns):
@@ -211,6 +226,9 @@ class _Sums:
         return few and name not in self.A and processes.count() == 1
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
+        names = tuple(name for name in names if name not in self.without)
+        if not names:
+            return
         _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
 
     def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors | FewColumns]:

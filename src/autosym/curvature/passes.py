@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ class Pass:
         shown.finish()                          then samples, used, outputs, statistic, fingerprint and classes_seen are known
 
     ``verify`` finds out, from two samples, how many bytes one needs. A part holds as many samples as fit into ``memory`` (GiB),
-    and at most ``batch_size``. Curvature is taken from ``subset`` samples (default: all). ``sampled`` draws noise by ``seed``.
+    and at most ``batch_size``. Curvature is taken from ``subset`` samples (default: all). ``sampled`` draws noise by ``seed``, in place
+    of all columns of the output Hessian's root but the ``largest`` of each sample, as many as that says.
     Each process takes its part of the samples, unless ``alone``.
     """
 
@@ -36,6 +38,7 @@ class Pass:
         memory: float | None = None,
         subset: int | None = None,
         sampled: bool = False,
+        largest: int = 0,
         seed: int = 0,
         alone: bool = False,
         allow_partial: bool = False,
@@ -44,6 +47,7 @@ class Pass:
         self.model, self.data, self.likelihood, self.allow_partial = model, data, likelihood, allow_partial
         self.device = next(model.parameters()).device
         self.chosen, self.signs = choose(subset, size_of(data), seed), Signs(seed) if sampled else None
+        self.largest = largest
         self.verify, self.memory, self.parts = verify, memory, 1 if alone else shares(data)
         batch_size = (8192 if self.device.type == "cuda" else 256) if batch_size is None else batch_size
         self.stream = Numbered(data, batch_size, processes.rank() % self.parts, self.parts)
@@ -89,11 +93,23 @@ class Pass:
             self.labels += torch.isin(torch.arange(len(self.labels), device=y.device), y.detach().flatten().long())
 
     def columns(self, f: Tensor, places: Tensor) -> Sequence[Tensor]:
-        """The columns (B, outputs) of the root of the output Hessian at f; if ``sampled``, one random combination of them."""
+        """The columns (B, outputs) of the root of the output Hessian at f; if ``sampled``, one random combination of most of them.
+
+        The order of a sample's columns does not matter, as curvature is the sum over all.
+        """
         roots = self.likelihood.root(f)
         if self.signs is None:
             return roots.unbind(2)
-        return [(roots @ self.signs(places, roots.shape[2]).to(roots)[:, :, None])[:, :, 0]]
+        if self.largest:
+            order = roots.square().sum(1).argsort(dim=1, descending=True, stable=True)
+            roots = roots.gather(2, order[:, None, :].expand_as(roots))
+        rest = roots[:, :, self.largest :]
+        if not rest.shape[2]:
+            return roots.unbind(2)
+        return [
+            *roots[:, :, : self.largest].unbind(2),
+            (rest @ self.signs(places, rest.shape[2]).to(roots)[:, :, None])[:, :, 0],
+        ]
 
     def finish(self, *others: Tensor) -> None:
         """Add up the sums of all processes in place, ``others`` included. Refuse data unless each sample was shown once."""
@@ -114,6 +130,26 @@ class Pass:
         self.statistic, self.fingerprint = self.statistic.cpu(), self.fingerprint.cpu()
         if self.labels is not None and self.exchangeable:
             self.classes_seen = int((self.labels > 0).sum())
+
+
+def columns_within(model: nn.Module, data: Data, likelihood: Likelihood, rest: float, **options: Any) -> int | None:
+    """The least number of largest columns, of each sample, beyond which all others have at most the part ``rest`` of the trace.
+
+    None if these are most of them: then all may as well be taken. It takes one forward pass over the data. ``options`` are those of
+    ``Pass``.
+    """
+    shown, sizes = Pass(model, data, likelihood, **options), None
+    with processes.agreeing(), torch.no_grad():
+        for x, y, _, _ in shown:
+            f = model(x)
+            shown.check(f, y)
+            own = likelihood.root(f).square().sum(1).sort(1, descending=True).values.double().sum(0)
+            sizes = own if sizes is None else sizes + own
+    assert sizes is not None, "a pass without a sample is refused"
+    shown.finish(sizes)
+    beyond = sizes.sum() - sizes.cumsum(0)
+    needed = int((beyond > rest * sizes.sum()).sum()) + 1
+    return needed if 2 * needed <= len(sizes) else None
 
 
 TARGETS = slice(0, 2)  # the sums of a fingerprint over targets only

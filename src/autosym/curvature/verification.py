@@ -1,7 +1,7 @@
 """Is a model fit for curvature? Gradients must match its paths, and no output may depend on batchmates or on chance."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ class Verified:
     bytes_per_sample: float  # that a pass needs: what autograd and tangents keep, and three times the largest columns or rows
     outputs: int
     exchangeable: bool = False  # whether permuting the outputs is a symmetry of the prior (see ``_are_alike``)
+    sides: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # K, out and in of each path
+    element_size: int = 4  # bytes of a number
 
 
 @arithmetic.true_float32()
@@ -64,7 +66,9 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
     activations = sum(size for where, size in kept.items() if where not in weights)
     activations += sum(path.tangents.nbytes for path in tape.paths.values() if isinstance(path, Tangents))
     largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
-    return Verified(tuple(owned), (activations + 3 * largest) / len(x), f.shape[1], _are_alike(f.detach(), direction, head))
+    sides = {name: (*rows[name].shape[2:], columns[name].shape[3]) for name in columns}
+    alike = _are_alike(f.detach(), direction, head)
+    return Verified(tuple(owned), (activations + 3 * largest) / len(x), f.shape[1], alike, sides, f.element_size())
 
 
 def _largest(t: Tensor) -> float:

@@ -98,7 +98,9 @@ class _Against:
         self.sum = self.zero
 
     def see(self, name: str, path: Definition, x: Tensor) -> None:
-        """Add the quadratic form of a path's columns, if they depend on a hyperparameter."""
+        """Add the quadratic form of a path's columns, if they depend on a hyperparameter. Paths without factors have none."""
+        if name not in self.A:
+            return
         columns = path.columns(x)
         if columns.requires_grad:
             self.sum = self.sum + _quadratic(columns, self.A[name])
@@ -110,7 +112,7 @@ class _Against:
 
     def rows(self, parts: Iterator[tuple[tuple[str, ...], Tensor]]) -> Tensor:
         """The quadratic forms of the rows of one backward pass, summed over all paths."""
-        return sum((_quadratic(g, self.G[n]) / g.shape[1] for names, g in parts for n in names), start=self.zero)
+        return sum((_quadratic(g, self.G[n]) / g.shape[1] for names, g in parts for n in names if n in self.G), start=self.zero)
 
 
 def cotangents(at: Laplace, prior: Prior) -> dict[str, tuple[Tensor, Tensor]]:

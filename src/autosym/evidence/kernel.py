@@ -50,6 +50,11 @@ class Kernel:
     fingerprint: Tensor | None = None  # of the data
     classes_seen: int = 0  # see ``Curvature``
 
+    @property
+    def nbytes(self) -> int:
+        """What its kernels take."""
+        return sum(kernel.nbytes for kernel in self.kernels)
+
     def __call__(self, prior: Prior) -> Evidence:
         log_det = self.weight * 2 * self._roots(prior).diagonal(dim1=1, dim2=2).log().sum()
         log_likelihood = self.likelihood.log_likelihood(self.statistic, self.samples * self.outputs)

@@ -26,6 +26,7 @@ from autosym.nn.layers import silent
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
+TINY = torch.finfo(torch.float64).tiny
 LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stay inside: a path at 1e12 is gone
 
 
@@ -43,7 +44,9 @@ class Laplace:
     parameters: dict[str, Tensor]  # the weights it was taken at
     curvature: Curvature
     likelihood: Likelihood
-    left_out: tuple[str, ...] = ()  # names whose path computes zero: they count for nothing, at any precision
+    left_out: tuple[
+        str, ...
+    ] = ()  # names whose path computes zero: they count for nothing, at any precision, and have no factors
 
     @property
     def samples(self) -> int:
@@ -60,6 +63,11 @@ class Laplace:
     @property
     def classes_seen(self) -> int:
         return self.curvature.classes_seen
+
+    @property
+    def nbytes(self) -> int:
+        """What its factors take."""
+        return sum(f.nbytes for f in self.curvature.factors.values())
 
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
@@ -80,6 +88,13 @@ class Laplace:
         delta, scale = prior.log_precision.exp(), self.likelihood.scale()
         gammas = [(scale * p / (scale * p + d)).sum() for p, d in zip(self._products(), delta, strict=True)]
         return torch.stack(gammas).cpu()
+
+    def sensitivity(self, prior: Prior) -> Tensor:
+        """-d log gamma_i / d log delta_i, from 0 (all of a path is determined) to 1 (next to nothing is)."""
+        self._check(prior)
+        delta, scale = prior.log_precision.exp(), self.likelihood.scale()
+        parts = [(scale * p / (scale * p + d), d / (scale * p + d)) for p, d in zip(self._products(), delta, strict=True)]
+        return torch.stack([(own * other).sum() / own.sum().clamp_min(TINY) for own, other in parts]).cpu()
 
     def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
         """MacKay's closed form, delta <- gamma / |w|^2 and sigma^2 <- SSE / (N D - gamma), in place.
@@ -141,25 +156,38 @@ def closed_form_step(
 
     It serves any estimator.
     """
+    precision_step(prior, gamma, square_norms, damping, trust)
+    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
+
+
+def precision_step(prior: Prior, gamma: Tensor, square_norms: Tensor, damping: float, trust: float) -> None:
+    """delta <- gamma / |w|^2, damped and within a trust region, in place; unchanged where either is zero."""
     known = (gamma > 0) & (square_norms > 0)
     target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
     step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
     prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
-    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:
     """The expensive pass: curvature of ``model`` on ``data``, decomposed. ``options`` go to ``autosym.curvature.kfac``."""
     likelihood, model = likelihoods.of(likelihood), processes.unwrapped(model)
     verified: Verified | None = options.get("verified")
-    curvature = kfac(model, data, likelihood, **options)
     owned = sites(model) if verified is None else verified.sites
-    out = left_out(model, tuple(curvature.factors))
-    eigenvalues = curvature.eigenvalues(zero=out)
+    names = tuple(site.name for site in owned)
+    out = left_out(model, names)
+    curvature = kfac(model, data, likelihood, without=out, **options)
     parameters = {site.name: site.parameter.detach().clone() for site in owned}
-    square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in eigenvalues]).cpu()
-    sizes = torch.tensor([parameters[name].numel() for name in eigenvalues], dtype=torch.float64)
-    return Laplace(tuple(eigenvalues), tuple(eigenvalues.values()), square_norms, sizes, parameters, curvature, likelihood, out)
+    known = curvature.eigenvalues()
+    eigenvalues = tuple(known[name] if name in known else _zeros(parameters[name]) for name in names)
+    square_norms = torch.stack([parameters[name].double().square().sum() * (name not in out) for name in names]).cpu()
+    sizes = torch.tensor([parameters[name].numel() for name in names], dtype=torch.float64)
+    return Laplace(names, eigenvalues, square_norms, sizes, parameters, curvature, likelihood, out)
+
+
+def _zeros(parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of a path without factors, as many products as it has weights: lambda (1, weights) and mu (1, 1)."""
+    zeros = parameter.new_zeros(1, parameter.numel(), dtype=torch.float64)
+    return zeros, zeros[:, :1]
 
 
 def left_out(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

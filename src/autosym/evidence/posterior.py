@@ -111,7 +111,7 @@ def at(
     """
     if draws < 2 or rounds < 0:
         raise ValueError(f"draws must be at least 2 and rounds not negative, got {draws} and {rounds}")
-    of = _Linearised(model, data, laplace, prior, draws, seed, _route(laplace, how), batch_size, memory)
+    of = _Linearised(model, data, laplace, prior, draws, seed, _route(laplace, how, memory), batch_size, memory)
     f = of.f
     offset, slope, hessian = torch.zeros_like(of.weights), torch.zeros_like(f), averages(of.likelihood, f[None], of.y)[1]
     for number in range(rounds + 1):
@@ -149,7 +149,7 @@ def tuned(
         raise ValueError(
             f"the {laplace.likelihood.name} likelihood has no classes, so there is nothing to tune: use posterior.at"
         )
-    how = _route(laplace, how)
+    how = _route(laplace, how, memory)
     draws = (MORE if how == "rows" else DRAWS) if draws is None else draws
     of = _Linearised(model, data, laplace, prior, draws, seed, how, batch_size, memory)
     slope, hessian = averages(of.likelihood, of.f[None], of.y)
@@ -162,9 +162,13 @@ def tuned(
     return Posterior(of.model, of.likelihood, torch.zeros_like(of.weights), deviations, tuning)
 
 
-def _route(laplace: Laplace, how: How | None) -> How:
-    """By a matrix of all rows where they are few, or as it is asked for."""
-    how = ("rows" if laplace.samples * laplace.outputs <= FEW else "steps") if how is None else how
+def _route(laplace: Laplace, how: How | None, memory: float | None) -> How:
+    """By a matrix of all rows where they are few, and it fits into ``memory`` (GiB) with all rows, or as it is asked for."""
+    rows = laplace.samples * laplace.outputs
+    weight = next(iter(laplace.parameters.values())).element_size()
+    needs = 8 * 5 * rows**2 + 2 * weight * rows * float(laplace.sizes.sum())  # as ``costs`` counts them
+    fits = rows <= FEW and (memory is None or needs <= memory * 2**30)
+    how = ("rows" if fits else "steps") if how is None else how
     if how not in ("rows", "steps"):
         raise ValueError(f"how must be 'rows', 'steps' or None, got {how!r}")
     return how

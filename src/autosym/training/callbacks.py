@@ -44,6 +44,12 @@ def opened(
         yield tell
 
 
+def announce(progress: bool | str, forecast: Any) -> None:
+    """Say what a fit will take, where ``progress`` is shown."""
+    if progress and forecast is not None and processes.first():
+        print(f"{progress if isinstance(progress, str) else 'fit'}: {forecast}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def json_lines(path: str | File | None, lines: list[dict[str, Any]]) -> Iterator[Callback | None]:
     """One line of JSON for each epoch, written at once. ``lines`` are those of the run that is resumed."""

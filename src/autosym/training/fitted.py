@@ -31,6 +31,7 @@ from autosym.runtime import processes
 from autosym.runtime.batching import Data, check_module
 from autosym.runtime.records import pack, unpack
 from autosym.training import checkpoint
+from autosym.training.forecasting import Forecast
 from autosym.training.schedule import Schedule
 from autosym.training.snapshots import Start
 
@@ -63,6 +64,7 @@ class Fit:
     recoveries: int = 0  # how often the run collapsed, and went back to a good snapshot at a lower rate (history says why)
     epoch: int | None = None  # after which the weights were as they are now; 0 is the start
     chosen_by: str | None = None  # whose evidence chose that epoch: "kronecker", "whole" or "kernel"
+    forecast: Forecast | None = None  # what the fit was expected to take; not saved
 
     # Pages are made from fits, so their room comes after this one: autosym/__init__.py gives the methods that write them.
     report: ClassVar[Callable[..., File]]
@@ -134,12 +136,15 @@ class Fit:
         )
         return replace(self, evidence=found.evidence, estimate=found)
 
-    def affords_whole(self, data: Data, times: int = 1) -> bool:
-        """Whether ``refine``, so many ``times``, takes no more work than the fit did (counted, not timed: ``evidence.costs``)."""
+    def affords_whole(self, data: Data, times: int = 1, memory: float | None = None) -> bool:
+        """Whether ``refine``, so many ``times``, takes no more work than the fit did (counted, not timed: ``evidence.costs``).
+
+        ``data`` are those of the fit, whose batches are the loader's, if it is one. ``memory`` is that of ``refine``.
+        """
         if isinstance(self.estimate, Kernel) or math.isfinite(self.prior.nu):
             return False  # it has no evidence of the whole network
-        work = (self.schedule.epochs, self.schedule.batch_size, times)
-        return costs.within_a_fit(self.model, data, self.laplace, *work)
+        batch_size = getattr(data, "batch_size", None) or self.schedule.batch_size
+        return costs.within_a_fit(self.model, data, self.laplace, self.schedule.epochs, batch_size, times, memory)
 
     def mode(self, data: Data, nats: float = 0.1, *, memory: float | None = None) -> Mode:
         """The mode of the network linearised at these weights, and by how many nats its log joint density is larger there.

@@ -60,6 +60,7 @@ from autosym.training.steps import Weights
 
 LATE = 0.75  # of an epoch of so many steps at least: the loss from there on tells of a collapse, which the mean may hide
 LONG = 16
+LITTLE = 0.02  # nats for each effective parameter: an evidence step that gains less moves precisions by 0.3 or so
 
 
 def fit(
@@ -122,6 +123,7 @@ def fit(
     ):
         if run.progress.start is None:
             begin(run)
+        told.announce(progress, run.forecast)
         train(run, tell, keeper)
         return conclude(run, curvature)
 
@@ -167,7 +169,10 @@ def prepare(
     search, given = schedule.lr is None, prior_precision is not None
     schedule = schedule.for_steps(schedule.epochs * math.ceil(count / stream.together))
     settings = (count, seed, memory, search, given)
-    return Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, *settings)
+    run = Run(model, prior, likelihood, schedule, stream, evidence_data, weights, step, known, ranges, *settings)
+    with processes.agreeing():
+        run.forecast.check()
+    return run
 
 
 def train(run: Run, tell: Callback, keeper: Keeper) -> None:
@@ -188,29 +193,33 @@ def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -
     progress = run.progress
     with torch.no_grad():
         found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)
-        return Fit(*found, start=progress.start, recoveries=progress.recoveries, epoch=epoch, chosen_by=by)
+        return Fit(
+            *found, start=progress.start, recoveries=progress.recoveries, epoch=epoch, chosen_by=by, forecast=run.forecast
+        )
 
 
 def _epoch(run: Run, epoch: int) -> dict[str, Any]:
     """One epoch of weights, and of precisions if it is time; after a collapse, back to the last good snapshot."""
-    progress, planned = run.progress, run.schedule.evidence_epochs()
+    progress, due = run.progress, run.due(epoch)
     if epoch == run.settles_after() + 1:
         settle(run)
     loss, late = _train_weights(run, epoch)
     line: dict[str, Any] = {"epoch": epoch, "loss": loss if math.isfinite(loss) else None}
-    why, value, learning = lost(run, late), None, epoch in planned and progress.stopped is None
-    if learning and not why:
+    why, value = lost(run, late), None
+    if due and not why:
         try:
-            value = _learn_prior(run, epoch, line)
+            value = _learn_prior(run, epoch, line, due)
             why = fallen(run, line)
         except NotFinite as error:
             why = str(error)
+    elif not why:
+        run.follow(epoch)
     if why:
         return {"epoch": epoch, "loss": line["loss"], **recover(run, why)}
     due = value is not None or (not progress.best and epoch % run.schedule.pause == 0)  # none before the first evidence step
     if due and worth_keeping(run, late, value):
         progress.keep(run.state.snapshot(epoch, value))
-    if learning and run.may_stop and processes.agreed(stopped_rising([*progress.lines, line], len(planned))):
+    if due and run.may_stop and processes.agreed(stopped_rising([*progress.lines, line], len(run.schedule.evidence_epochs()))):
         progress.stopped = epoch
     return line
 
@@ -229,15 +238,20 @@ def _train_weights(run: Run, epoch: int) -> tuple[float, float]:
     return total / max(run.stream.shown, 1), (total - early) / max(run.stream.shown - shown, 1)
 
 
-def _learn_prior(run: Run, epoch: int, line: dict[str, Any]) -> float | None:
-    """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed."""
+def _learn_prior(run: Run, epoch: int, line: dict[str, Any], due: int) -> float | None:
+    """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed.
+
+    Where precisions did not follow the weights since the last, they go as far as all ``due`` steps of the schedule would.
+    """
     seed, how = run.seed + epoch, run.schedule.evidence_step
     run.ranges.redraw(run.seed, epoch, 0)
     at = run.estimate(how, seed)
-    evidence_steps.improve(run.prior, run.likelihood, at, how)
+    gained = processes.agreed(evidence_steps.improved(run.prior, run.likelihood, at, how, 1 if run.follows else due))
     if isinstance(at, Laplace):
         run.ranges.step(run.evidence_data, run.prior, at, how.sampled, how.subset, seed, run.memory)
     line |= evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()
+    line["steps"] = due
+    line["little"] = gained < LITTLE * processes.agreed(sum(line["effective_parameters"].values()))
     return run.value(at)
 
 

@@ -28,6 +28,7 @@ PARTS = (
     0.25,
     0.75,
 )  # of Kronecker's effective parameters: the whole evidence is larger by 0.33 to 0.60 of them (benchmarks/ends.py)
+NOISE = 1.0  # nats that sampled curvature is off by where next to nothing is left: no collapse
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
@@ -80,7 +81,7 @@ def fallen(run: Run, line: Mapping[str, Any]) -> str | None:
         return f"the log evidence is {now}"
     kept = progress.snapshots[progress.good].log_evidence
     gone = processes.agreed(sum(line["effective_parameters"].values())) < 1
-    if gone and kept is not None and now < kept:
+    if gone and kept is not None and now < kept - NOISE:
         return "no effective parameters are left"
     before = evidence(
         progress.lines
@@ -117,8 +118,13 @@ def settle(run: Run) -> None:
 
 
 def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
-    """Whether the last third of the ``planned`` evidence steps has no more evidence than the third before it, and no new best."""
-    values, third = evidence(lines), max(FEWEST, math.ceil(planned / 3))
+    """Whether the last third of the ``planned`` evidence steps has no more evidence than the third before it, and no new best.
+
+    One that was made in place of several counts as often.
+    """
+    taken = [line for line in lines if line.get("log_evidence") is not None]
+    values = [line["log_evidence"] for line in taken for _ in range(line.get("steps", 1))]
+    third = max(FEWEST, math.ceil(planned / 3))
     if len(values) < 2 * third:
         return False
     late, before = values[-third:], values[:-third]
@@ -127,10 +133,12 @@ def stopped_rising(lines: Sequence[Mapping[str, Any]], planned: int) -> bool:
 
 @dataclass(frozen=True)
 class End:
-    """Where a run may end: everything as it was then, the factors there, their log evidence (-inf: failed), their effective parameters."""
+    """Where a run may end: everything as it was then, the factors there (None: dropped), their log evidence (-inf: failed), their
+    effective parameters.
+    """
 
     state: Snapshot
-    at: Laplace | Kernel
+    at: Laplace | Kernel | None
     value: float
     effective: float
 
@@ -140,6 +148,19 @@ class End:
         at = run.at_end() if epoch or run.schedule.step == "none" else floor(run)
         effective, value = float(at.effective_parameters(run.prior).detach().sum()), run.value(at)
         return cls(run.state.snapshot(epoch, value), at, -math.inf if value is None else value, processes.agreed(effective))
+
+    def again(self, run: Run) -> Laplace | Kernel:
+        """Everything put back as it was, and the factors there, taken once more if they were dropped."""
+        run.state.put_back(self.state)
+        return run.at_end() if self.at is None else self.at
+
+
+def held(run: Run, ends: Sequence[End]) -> list[End]:
+    """The same ends, without the factors of all but the best where all of them do not fit into the memory of a pass."""
+    best = max(ends, key=lambda end: end.value)
+    if processes.agreed(sum(end.at.nbytes for end in ends if end.at is not None) <= run.room()):
+        return list(ends)
+    return [end if end is best else replace(end, at=None) for end in ends]
 
 
 def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> tuple[Laplace | Kernel, int, str]:
@@ -154,19 +175,20 @@ def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> 
         why, lr = recovered["why"], run.schedule.peak
         raise ValueError(f"nothing was learned, as {why}: lower lr (now {lr}), train longer, or rescale the inputs")
     ends = [End.here(run, progress.good if recovered else len(progress.lines))]
-    open_yet = curvature == "whole" or (curvature is None and run.affords_whole(ends[0].at, times=2))
+    first = ends[0].again(run)
+    by = "kernel" if isinstance(first, Kernel) else "kronecker"
+    open_yet = curvature == "whole" or (curvature is None and run.affords_whole(first, times=2))
+    del first
     for snapshot in (progress.snapshots[progress.best], progress.snapshots[0]):
         # by Kronecker factors its evidence is known well enough to spare the pass; that of the whole network may order ends otherwise
         known = None if open_yet else max(end.value for end in ends)
         if snapshot.epoch not in [end.state.epoch for end in ends] and _more(snapshot.log_evidence, known):
             run.state.put_back(snapshot)
-            ends.append(End.here(run, snapshot.epoch))
-    by = "kernel" if isinstance(ends[0].at, Kernel) else "kronecker"
+            ends = held(run, [*ends, End.here(run, snapshot.epoch)])
     if open_yet and (compared := _by_whole(run, ends, curvature == "whole")):
         ends, by = compared, "whole"
     best = max(ends, key=lambda end: end.value)
-    run.state.put_back(best.state)
-    return best.at, best.state.epoch, by
+    return best.again(run), best.state.epoch, by
 
 
 def contenders(ends: Sequence[End]) -> list[End]:
@@ -183,13 +205,12 @@ def _by_whole(run: Run, ends: Sequence[End], asked: bool) -> list[End] | None:
     """The ends with the evidence of the whole network. If it was not ``asked`` for: of contenders, and None if that is not worth it."""
     if not asked:
         ends = contenders(ends)
-        if len(ends) < 2 or not run.affords_whole(ends[0].at, len(ends)):
+        if len(ends) < 2 or not run.affords_whole(ends[0].again(run), len(ends)):
             return None
     found = []
     for end in ends:
-        run.state.put_back(end.state)
         try:
-            value = run.whole_value(end.at)
+            value = run.whole_value(end.again(run))
         except (NotFinite, OtherData, RuntimeError):
             # it overflows, a loader augments, memory is short, or a layer has no second derivative: nobody asked for it
             if asked:
@@ -216,11 +237,11 @@ def _start(run: Run) -> Start:
 
 def _evidence(run: Run) -> float | None:
     """The log evidence of the present weights after a step of the precisions, as a snapshot's is."""
-    how = run.schedule.evidence_step
+    how, due = run.schedule.evidence_step, 1 if run.follows else max(1, run.waited(len(run.progress.lines) + 1))
     with run.state.trying():
         try:
             at = run.estimate(how, run.seed)
-            evidence_steps.improve(run.prior, run.likelihood, at, how)
+            evidence_steps.improved(run.prior, run.likelihood, at, how, due)
             return run.value(at)
         except NotFinite:
             return None

@@ -1,13 +1,16 @@
 """A fit between its start and its end."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
+from autosym.curvature.passes import budget
 from autosym.curvature.verification import Verified
 from autosym.evidence import costs, possible, whole
 from autosym.evidence.kernel import Kernel
@@ -16,13 +19,16 @@ from autosym.evidence.whole import Whole
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, Stream
 from autosym.runtime.graphs import Captured
-from autosym.training import evidence_steps
+from autosym.training import evidence_steps, forecasting
 from autosym.training.checkpoint import State
+from autosym.training.evidence_steps import MANY, REST
+from autosym.training.forecasting import Forecast
 from autosym.training.ranges import Ranges
 from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
+LONGEST = 2  # planned steps in one, where little moves
 QUARTER = 4  # so many times the work of choosing an end must be within that of the run
 
 
@@ -52,16 +58,26 @@ class Run:
         config |= {"nu": repr(self.prior.nu), "prior precision": sorted(set(self.prior.precision().values()))}
         trained = (self.model, self.prior, self.likelihood, self.weights, self.stream)
         self.state = State(*trained, config, self.progress, self.ranges.tensors())
+        sizes = (self.count, self.stream.together, self.weights.lr.device, self.memory)
+        self.forecast = forecasting.of_memory(self.verified, self.schedule, *sizes)  # what it is expected to take
 
-    def estimate(self, how: EvidenceStep, seed: int) -> Laplace | Kernel:
+    def timed(self, forward: float) -> Forecast:
+        """The forecast, with the time by that of a ``forward`` pass of one sample."""
+        self.forecast = forecasting.with_time(self.forecast, self.verified, self.schedule, self.count, forward)
+        return self.forecast
+
+    def estimate(self, how: EvidenceStep, seed: int, rest: float = 0.0) -> Laplace | Kernel:
         """The expensive pass at the present weights."""
         at = (self.model, self.evidence_data, self.likelihood, self.prior)
-        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified)
+        return evidence_steps.estimate(*at, how, seed, self.memory, self.verified, rest)
 
     def at_end(self) -> Laplace | Kernel:
-        """The pass by which the ends of a run are compared: on all samples, at the draws that inference uses."""
+        """The pass by which the ends of a run are compared: on all samples, at the draws that inference uses.
+
+        With many outputs the least part of each sample's curvature is sampled.
+        """
         self.ranges.settle()
-        return self.estimate(self.schedule.last_step, self.seed)
+        return self.estimate(self.schedule.last_step, self.seed, REST if self.verified.outputs > MANY else 0.0)
 
     def value(self, at: Laplace | Kernel) -> float | None:
         """The log evidence at the present precisions and noise, the same in all processes; None if it has failed."""
@@ -90,6 +106,10 @@ class Run:
         settings = (len(self.progress.lines), self.stream.together, QUARTER * times, self.memory)
         return bool(processes.agreed(costs.within_a_fit(self.model, self.evidence_data, at, *settings)))
 
+    def room(self) -> float:
+        """Bytes that one thing may take beside the model: ``memory``, or what a pass takes by default."""
+        return budget(self.memory, self.weights.lr.device)
+
     def silent(self) -> Tensor:
         """Which entries of the prior are of paths that compute zero."""
         out = left_out(self.model, self.prior.names)
@@ -106,6 +126,49 @@ class Run:
             return self.progress.pace * schedule.rate(epochs / schedule.epochs)
         left = 0.5 * (1 + math.cos(math.pi * min(1.0, (epochs - stopped) / max(self._last_part(stopped), 1))))
         return self.progress.pace * schedule.rate(stopped / schedule.epochs) * max(left, 1e-4)
+
+    def due(self, epoch: int) -> int:
+        """How many of the schedule's evidence steps the one after this epoch stands for; 0 if none is to be taken now.
+
+        Where the schedule does not say how often, a step that gains little is followed by a longer pause. The last is always taken.
+        """
+        planned, waited = self.schedule.evidence_epochs(), self.waited(epoch)
+        if epoch not in planned or self.progress.stopped is not None:
+            return 0
+        return waited if epoch == planned[-1] or waited >= self._pause() else 0
+
+    def waited(self, epoch: int) -> int:
+        """How many evidence steps were planned up to this epoch since the last that was taken."""
+        last = self._last_step()
+        return sum((last["epoch"] if last else 0) < planned <= epoch for planned in self.schedule.evidence_epochs())
+
+    def follow(self, epoch: int) -> bool:
+        """In place of a planned step that is not taken: precisions follow the weights, by the last one's figures. False if none is."""
+        last, planned = self._last_step(), self.schedule.evidence_epochs()
+        recovered = any("recovered" in line for line in self.progress.lines[last["epoch"] :]) if last else True
+        if epoch not in planned or self.progress.stopped is not None or recovered or not self.follows:
+            return False
+        assert last is not None, "the first planned step is always taken"
+        evidence_steps.follow(self.prior, self.weights.parameters, last, self.schedule.evidence_step)
+        return True
+
+    @property
+    def follows(self) -> bool:
+        """Whether precisions follow the weights between evidence steps: they have a closed form for each path."""
+        return self.schedule.step == "mackay" and self.schedule.kernel is None and math.isinf(self.prior.nu)
+
+    def _last_step(self) -> Mapping[str, Any] | None:
+        """The line of the last evidence step."""
+        return next((line for line in reversed(self.progress.lines) if line.get("log_evidence") is not None), None)
+
+    def _pause(self) -> int:
+        """Planned steps from the last that was taken to the next: twice as many after each in a row that gained little."""
+        pause = 1
+        for line in reversed(self.progress.lines if self.schedule.every is None else []):
+            if "recovered" in line or not line.get("little", True) or pause >= LONGEST:
+                break
+            pause *= 2 if "little" in line else 1
+        return pause
 
     def settles_after(self) -> int:
         """The epoch after which precisions stay as they are."""

@@ -92,7 +92,7 @@ class Schedule:
     step: Step = EvidenceStep.step
     burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
     settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
-    every: int | None = None  # epochs between evidence steps; by default a 25th of the run, or 1 where ranges are learned
+    every: int | None = None  # epochs between evidence steps; by default a 25th of the run, and more while little moves
     damping: float = EvidenceStep.damping
     trust: float = EvidenceStep.trust
     hyper_steps: int = EvidenceStep.hyper_steps

@@ -5,6 +5,7 @@ short trials, each from the given weights and undone at its end, at the default 
 """
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -30,7 +31,8 @@ CLOSED_FORM = 30  # steps of precisions and noise at fixed weights: nearly to th
 
 def begin(run: Run) -> None:
     """Measure the given model; if it was trained before, find its rate, and start at its best precisions and noise."""
-    loss, guess = _losses(run)
+    loss, guess, seconds = _losses(run)
+    run.timed(seconds)
     if not math.isfinite(loss):
         raise ValueError(
             f"the loss of the given model is {loss}, before the first step: rescale the inputs, or initialise it anew"
@@ -71,18 +73,21 @@ def floor(run: Run) -> Laplace | Kernel:
     return at
 
 
-def _losses(run: Run) -> tuple[float, float]:
-    """The mean loss of the given model on some batches, and that of the best constant output for their targets."""
+def _losses(run: Run) -> tuple[float, float, float]:
+    """The mean loss of the given model on some batches, that of the best constant output for their targets, and seconds for a sample."""
     targets, total = [], torch.zeros_like(run.weights.loss)
     with run.state.trying(), torch.no_grad():
+        begun = time.perf_counter()
         for x, y in _batches(run, STEPS, epochs=1):
             total += run.likelihood.loss(run.model(x), y) if len(x) else 0.0
             targets.append(y)
+        float(total)  # a GPU has finished then
+        seconds = time.perf_counter() - begun
         run.weights.loss.zero_()
     own = torch.cat(targets)
     sums = torch.stack([total, *total.new_tensor([_guess(run, own) * len(own), len(own)])])
     processes.add(sums)
-    return float(sums[0] / sums[2]), float(sums[1] / sums[2])
+    return float(sums[0] / sums[2]), float(sums[1] / sums[2]), seconds / float(sums[2])
 
 
 def _guess(run: Run, targets: Tensor) -> float:
