@@ -159,7 +159,7 @@ def test_no_run_goes_back_to_where_its_loss_was_far_off_unless_that_had_the_most
     value, way = run.progress.start.log_evidence + more, run.progress.start.guess - run.progress.low
     run.schedule = replace(run.schedule, burn_in=0, every=1)
     told = {"log_evidence": value, "effective_parameters": {"": 9.0}}
-    monkeypatch.setattr(fitting, "_learn_prior", lambda run, epoch, line: line.update(told) or value)
+    monkeypatch.setattr(fitting, "_learn_prior", lambda run, epoch, line, due: line.update(told) or value)
     for epoch, part in ((1, 0.3), (2, 0.2)):
         monkeypatch.setattr(fitting, "_train_weights", lambda run, epoch, loss=run.progress.low + part * way: (loss, loss))
         run.progress.lines.append(fitting._epoch(run, epoch))

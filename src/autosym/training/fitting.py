@@ -216,8 +216,8 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
         run.follow(epoch)
     if why:
         return {"epoch": epoch, "loss": line["loss"], **recover(run, why)}
-    due = value is not None or (not progress.best and epoch % run.schedule.pause == 0)  # none before the first evidence step
-    if due and worth_keeping(run, late, value):
+    keeps = value is not None or (not progress.best and epoch % run.schedule.pause == 0)  # none before the first evidence step
+    if keeps and worth_keeping(run, late, value):
         progress.keep(run.state.snapshot(epoch, value))
     if due and run.may_stop and processes.agreed(stopped_rising([*progress.lines, line], len(run.schedule.evidence_epochs()))):
         progress.stopped = epoch
