@@ -24,6 +24,7 @@ RUN = [
     "lift.md",
     "noether.md",
     "own-loop.md",
+    "performance.md",
 ]
 
 
