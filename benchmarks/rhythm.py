@@ -3,8 +3,8 @@
     python benchmarks/rhythm.py [--jobs 2] [--seeds 1 2 3] [--double]       writes benchmarks/results/rhythm.json
 
 Contenders, in one run: the default, steps less often while they gain little (``longest=4``), and the floor: the same weights without
-evidence steps (MAP; its evidence at the end is taken all the same). Times are of one thread of a CPU. With ``--double`` data and network are
-float64, as in the demo.
+evidence steps (MAP; its evidence at the end is taken all the same). Times are of one thread of a CPU. With ``--double`` data and network
+are float64, as in the demo.
 """
 
 import argparse
