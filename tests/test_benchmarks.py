@@ -387,7 +387,7 @@ def test_the_ends_of_a_fit_are_compared_by_both_kinds_of_evidence(monkeypatch, c
 def test_rhythms_are_compared_with_the_floor():
     row = {"log_evidence": -3.0, "accuracy": 90.0, "steps": 4, "evidence_part": 0.2, "factors_kept": 0.9}
     row |= {"forecast_seconds": 3.0, "wall_seconds": 2.0}
-    times = {"default": 3.0, "fixed": 4.0, "floor": 2.0}
+    times = {"default": 4.0, "sparing": 3.0, "floor": 2.0}
     found = [
         row | {"task": task, "rhythm": name, "cpu_seconds": seconds + seed}
         for task in rhythm.quadrant_digits.TASKS
@@ -396,8 +396,8 @@ def test_rhythms_are_compared_with_the_floor():
     ]
     lines = rhythm.table(found)
     assert [(line["task"], line["rhythm"]) for line in lines[:3]] == [("digit", name) for name in times]
-    assert [line["of_floor"] for line in lines] == [1.5, 2.0, 1.0] * 2
-    assert lines[0]["forecast"] == 1.5
+    assert [line["of_floor"] for line in lines] == [2.0, 1.5, 1.0] * 2
+    assert lines[0]["forecast"] == pytest.approx(1.5)
     assert "4.0 steps" in rhythm.show(lines[0])
 
 

@@ -29,6 +29,7 @@ RUN = [
     "new-layer.md",
     "new-likelihood.md",
     "new-evidence.md",
+    "performance.md",
 ]
 LONGEST = 1200  # words of a page that is read from top to bottom
 

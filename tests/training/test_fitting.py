@@ -198,7 +198,7 @@ def test_a_short_run_has_an_evidence_step():
 def test_a_line_says_what_the_step_did():
     fit = autosym.fit(small(), images("gaussian"), "gaussian", epochs=2, burn_in=0, every=1)
     keys = {"epoch", "loss", "log_evidence", "log_likelihood", "occam", "precision", "effective_parameters", "free_share"}
-    keys |= {"sigma_noise", "seconds", "steps", "little", "sensitivity"}
+    keys |= {"sigma_noise", "seconds", "steps", "little"}
     for line in fit.history:
         assert set(line) == keys
         assert line["log_evidence"] == pytest.approx(line["log_likelihood"] + line["occam"])

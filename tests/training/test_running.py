@@ -14,9 +14,9 @@ from autosym.training.schedule import EvidenceStep, Schedule
 from models import draw, images, mlp, small
 
 
-def steps_of(little, epochs=100, every=None, recovered=()):
+def steps_of(little, epochs=100, longest=4, recovered=()):
     """The epochs with an evidence step, and what each stands for, of a run whose steps gain little if ``little(epoch)``."""
-    run = prepare(mlp(5, 4, 3), draw("categorical", 20), "categorical", Schedule(epochs=epochs, every=every))
+    run = prepare(mlp(5, 4, 3), draw("categorical", 20), "categorical", Schedule(epochs=epochs, longest=longest))
     taken = {}
     for epoch in range(1, epochs + 1):
         line = {"epoch": epoch}
@@ -36,37 +36,24 @@ def test_steps_that_gain_much_are_taken_as_planned():
 def test_pauses_double_while_steps_gain_little_and_every_planned_one_is_made_up_for():
     taken, planned = steps_of(lambda epoch: True)
     assert planned[:3] == [14, 18, 22]
-    assert list(taken) == [14, 22, 30, 38, 46, 54, 62, 70, 78], "one, then two planned steps at a time"
+    assert list(taken) == [14, 22, 38, 54, 70, 78], "one, two, then four planned steps at a time; the last is always taken"
     assert sum(taken.values()) == len(planned)
 
 
 def test_a_step_that_gains_much_ends_the_long_pauses():
     taken, planned = steps_of(lambda epoch: epoch != 38)
-    assert list(taken)[:6] == [14, 22, 30, 38, 42, 50]
+    assert list(taken)[:6] == [14, 22, 38, 42, 50, 66]
     assert sum(taken.values()) == len(planned)
 
 
 def test_a_recovery_ends_the_long_pauses():
     taken, _ = steps_of(lambda epoch: True, recovered=[40])
-    assert list(taken)[:6] == [14, 22, 30, 38, 42, 50]
+    assert list(taken)[:5] == [14, 22, 38, 42, 50]
 
 
-def test_the_last_planned_step_is_always_taken():
-    taken, planned = steps_of(lambda epoch: True, epochs=95)
-    assert len(planned) % 2 == 0
-    assert list(taken)[-1] == planned[-1]
-    assert sum(taken.values()) == len(planned)
-
-
-def test_pauses_double_up_to_the_longest(monkeypatch):
-    monkeypatch.setattr(running, "LONGEST", 4)
-    taken, planned = steps_of(lambda epoch: True)
-    assert list(taken) == [14, 22, 38, 54, 70, 78], "one, two, then four planned steps at a time"
-    assert sum(taken.values()) == len(planned)
-
-
-def test_an_explicit_rhythm_is_kept_whatever_is_gained():
-    taken, planned = steps_of(lambda epoch: True, every=4)
+def test_by_default_all_planned_steps_are_taken_whatever_they_gain():
+    assert Schedule().longest == 1
+    taken, planned = steps_of(lambda epoch: True, longest=1)
     assert list(taken) == planned
 
 
@@ -84,68 +71,10 @@ def test_a_step_in_place_of_several_goes_as_far_as_they_would():
     assert gained > 1
 
 
-def test_gamma_is_as_sensitive_to_its_precision_as_differences_say():
-    at = laplace.at(mlp(5, 4, 3), draw("categorical", 20))
-    prior = autosym.bayes.priors.Prior(at.names, 0.7)
-    found = at.sensitivity(prior)
-    before = at.effective_parameters(prior).log()
-    with torch.no_grad():
-        prior.log_precision += 1e-6
-    after = at.effective_parameters(prior).log()
-    torch.testing.assert_close(found, (before - after) / 1e-6, rtol=1e-5, atol=1e-6)
-    assert (found > 0).all()
-    assert (found < 1).all()
-
-
-def test_precisions_follow_the_weights_without_a_pass():
-    """At the same weights as the closed form does, to first order; twice the weights are a quarter of the precision."""
-    model, data = mlp(5, 4, 3), draw("categorical", 20)
-    at, how = laplace.at(model, data), EvidenceStep(trust=math.inf)
-    parameters = {name: p.clone() for name, p in at.parameters.items()}
-    one, other = (autosym.bayes.priors.Prior(at.names, 0.5) for _ in range(2))
-    for prior in (one, other):
-        at.mackay(prior)
-    last = evidence_steps.summary(model, at.likelihood, one, at)
-    with torch.no_grad():
-        one.log_precision += 0.02
-        other.log_precision += 0.02
-    evidence_steps.follow(one, parameters, last, how)
-    at.mackay(other)
-    torch.testing.assert_close(one.log_precision, other.log_precision, rtol=0, atol=2e-4)
-    again = copy.deepcopy(one)
-    evidence_steps.follow(one, {name: 2 * p for name, p in parameters.items()}, last, EvidenceStep(trust=math.inf))
-    evidence_steps.follow(again, parameters, last, EvidenceStep(trust=math.inf))
-    torch.testing.assert_close(again.log_precision - one.log_precision, torch.full_like(one.log_precision, math.log(4)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "follows"), [({}, True), ({"step": "gradient"}, False), ({"kernel": 8}, False), ({"nu": 4.0}, False)]
-)
-def test_planned_steps_that_are_not_taken_move_precisions_where_there_is_a_closed_form(changes, follows):
-    nu = changes.get("nu", math.inf)
-    fields = {key: value for key, value in changes.items() if key != "nu"}
-    model, data = mlp(5, 4, 3), draw("categorical", 20)
-    run = prepare(model, data, "categorical", Schedule(epochs=100, **fields), nu=nu)
-    at = laplace.at(model, data)
-    prior = autosym.bayes.priors.Prior(at.names)
-    run.progress.lines += [{"epoch": epoch} for epoch in range(1, 14)]
-    run.progress.lines.append(
-        evidence_steps.summary(model, at.likelihood, prior, at) | {"epoch": 14, "little": True, "steps": 1}
-    )
-    run.progress.lines += [{"epoch": epoch} for epoch in range(15, 18)]
-    before = run.prior.log_precision.clone()
-    assert not run.follow(17), "no step is planned"
-    assert run.due(18) == 0
-    assert run.follow(18) is follows
-    assert torch.equal(before, run.prior.log_precision) is not follows
-    run.progress.lines[-1]["recovered"] = {}
-    assert not run.follow(18), "these figures are of weights that were given up"
-
-
-def test_a_fit_takes_fewer_steps_by_default_and_resumes_bit_for_bit(tmp_path):
+def test_a_fit_that_may_pause_takes_fewer_steps_and_resumes_bit_for_bit(tmp_path):
     torch.manual_seed(5)
     start, data = small(), images()
-    options = {"epochs": 40, "lr": 0.01, "checkpoint_seconds": 0}
+    options = {"epochs": 40, "lr": 0.01, "checkpoint_seconds": 0, "longest": 4}
     whole = autosym.fit(copy.deepcopy(start), data, **options)
     taken = [line["epoch"] for line in whole.history if "log_evidence" in line]
     assert len(taken) < len(whole.schedule.evidence_epochs())

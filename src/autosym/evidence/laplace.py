@@ -26,7 +26,6 @@ from autosym.nn.layers import silent
 from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
-TINY = torch.finfo(torch.float64).tiny
 LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stay inside: a path at 1e12 is gone
 
 
@@ -89,13 +88,6 @@ class Laplace:
         gammas = [(scale * p / (scale * p + d)).sum() for p, d in zip(self._products(), delta, strict=True)]
         return torch.stack(gammas).cpu()
 
-    def sensitivity(self, prior: Prior) -> Tensor:
-        """-d log gamma_i / d log delta_i, from 0 (all of a path is determined) to 1 (next to nothing is)."""
-        self._check(prior)
-        delta, scale = prior.log_precision.exp(), self.likelihood.scale()
-        parts = [(scale * p / (scale * p + d), d / (scale * p + d)) for p, d in zip(self._products(), delta, strict=True)]
-        return torch.stack([(own * other).sum() / own.sum().clamp_min(TINY) for own, other in parts]).cpu()
-
     def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
         """MacKay's closed form, delta <- gamma / |w|^2 and sigma^2 <- SSE / (N D - gamma), in place.
 
@@ -156,16 +148,11 @@ def closed_form_step(
 
     It serves any estimator.
     """
-    precision_step(prior, gamma, square_norms, damping, trust)
-    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
-
-
-def precision_step(prior: Prior, gamma: Tensor, square_norms: Tensor, damping: float, trust: float) -> None:
-    """delta <- gamma / |w|^2, damped and within a trust region, in place; unchanged where either is zero."""
     known = (gamma > 0) & (square_norms > 0)
     target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
     step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
     prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
+    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:

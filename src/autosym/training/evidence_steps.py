@@ -1,18 +1,17 @@
 """One evidence step: the expensive pass at the present weights, then precisions and noise."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.verification import Verified
 from autosym.evidence import kernel, laplace
 from autosym.evidence.kernel import Kernel
-from autosym.evidence.laplace import Laplace, precision_step
+from autosym.evidence.laplace import Laplace
 from autosym.evidence.shares import symmetry
 from autosym.runtime.batching import Data
 from autosym.training.schedule import EvidenceStep
@@ -61,21 +60,6 @@ def improved(prior: Prior, likelihood: Likelihood, at: Laplace | Kernel, how: Ev
         return abs(float(at(prior).log_evidence) - before)
 
 
-@torch.no_grad()
-def follow(prior: Prior, parameters: Mapping[str, Tensor], last: Mapping[str, Any], how: EvidenceStep) -> None:
-    """delta <- gamma / |w|^2 without a pass: the weights of now, and gamma as the ``last`` evidence step tells it, in place.
-
-    That line of the history has gamma at the precisions after it, and how it changes with them: gamma ~ delta^-sensitivity.
-    """
-    gamma, then, falls = (
-        torch.tensor([last[key][name] for name in prior.names], dtype=torch.float64)
-        for key in ("effective_parameters", "precision", "sensitivity")
-    )
-    moved = prior.log_precision - then.log()
-    norms = torch.stack([parameters[name].double().square().sum() for name in prior.names]).cpu()
-    precision_step(prior, gamma * (-falls * moved).exp(), norms, how.damping, how.trust)
-
-
 def summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace | Kernel) -> dict[str, Any]:
     """What a line of the history says of an evidence step: evidence, its parts, precisions, effective parameters, shares."""
     with torch.no_grad():
@@ -88,8 +72,6 @@ def summary(model: nn.Module, likelihood: Likelihood, prior: Prior, at: Laplace 
             "effective_parameters": dict(zip(at.names, at.effective_parameters(prior).tolist(), strict=True)),
             "free_share": {k: None if math.isnan(v) else v for k, v in symmetry(model, prior, at).free_share().items()},
         }
-        if isinstance(at, Laplace):
-            found["sensitivity"] = dict(zip(at.names, at.sensitivity(prior).tolist(), strict=True))
         return found | {
             key: value for key, value in likelihood.figures().items() if key not in (*found, "epoch", "loss", "seconds")
         }

@@ -212,8 +212,6 @@ def _epoch(run: Run, epoch: int) -> dict[str, Any]:
             why = fallen(run, line)
         except NotFinite as error:
             why = str(error)
-    elif not why:
-        run.follow(epoch)
     if why:
         return {"epoch": epoch, "loss": line["loss"], **recover(run, why)}
     keeps = value is not None or (not progress.best and epoch % run.schedule.pause == 0)  # none before the first evidence step
@@ -241,12 +239,12 @@ def _train_weights(run: Run, epoch: int) -> tuple[float, float]:
 def _learn_prior(run: Run, epoch: int, line: dict[str, Any], due: int) -> float | None:
     """One evidence step of precisions, noise and ranges, told in the ``line``; returns the log evidence, or None if it has failed.
 
-    Where precisions did not follow the weights since the last, they go as far as all ``due`` steps of the schedule would.
+    Precisions and noise go as far as the ``due`` steps of the schedule would: their closed form costs nothing beside the pass.
     """
     seed, how = run.seed + epoch, run.schedule.evidence_step
     run.ranges.redraw(run.seed, epoch, 0)
     at = run.estimate(how, seed)
-    gained = processes.agreed(evidence_steps.improved(run.prior, run.likelihood, at, how, 1 if run.follows else due))
+    gained = processes.agreed(evidence_steps.improved(run.prior, run.likelihood, at, how, due))
     if isinstance(at, Laplace):
         run.ranges.step(run.evidence_data, run.prior, at, how.sampled, how.subset, seed, run.memory)
     line |= evidence_steps.summary(run.model, run.likelihood, run.prior, at) | run.ranges.summary()

@@ -237,7 +237,7 @@ def _start(run: Run) -> Start:
 
 def _evidence(run: Run) -> float | None:
     """The log evidence of the present weights after a step of the precisions, as a snapshot's is."""
-    how, due = run.schedule.evidence_step, 1 if run.follows else max(1, run.waited(len(run.progress.lines) + 1))
+    how, due = run.schedule.evidence_step, max(1, run.waited(len(run.progress.lines) + 1))
     with run.state.trying():
         try:
             at = run.estimate(how, run.seed)

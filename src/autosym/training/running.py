@@ -1,9 +1,7 @@
 """A fit between its start and its end."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +26,6 @@ from autosym.training.schedule import EvidenceStep, Schedule
 from autosym.training.snapshots import Progress, number
 from autosym.training.steps import Weights
 
-LONGEST = 2  # planned steps in one, where little moves
 QUARTER = 4  # so many times the work of choosing an end must be within that of the run
 
 
@@ -130,7 +127,7 @@ class Run:
     def due(self, epoch: int) -> int:
         """How many of the schedule's evidence steps the one after this epoch stands for; 0 if none is to be taken now.
 
-        Where the schedule does not say how often, a step that gains little is followed by a longer pause. The last is always taken.
+        Where the schedule's ``longest`` allows it, steps that gain little are followed by a longer pause. The last is always taken.
         """
         planned, waited = self.schedule.evidence_epochs(), self.waited(epoch)
         if epoch not in planned or self.progress.stopped is not None:
@@ -138,37 +135,18 @@ class Run:
         return waited if epoch == planned[-1] or waited >= self._pause() else 0
 
     def waited(self, epoch: int) -> int:
-        """How many evidence steps were planned up to this epoch since the last that was taken."""
-        last = self._last_step()
-        return sum((last["epoch"] if last else 0) < planned <= epoch for planned in self.schedule.evidence_epochs())
-
-    def follow(self, epoch: int) -> bool:
-        """In place of a planned step that is not taken: precisions follow the weights, by the last one's figures. False if none is."""
-        last, planned = self._last_step(), self.schedule.evidence_epochs()
-        recovered = any("recovered" in line for line in self.progress.lines[last["epoch"] :]) if last else True
-        if epoch not in planned or self.progress.stopped is not None or recovered or not self.follows:
-            return False
-        assert last is not None, "the first planned step is always taken"
-        evidence_steps.follow(self.prior, self.weights.parameters, last, self.schedule.evidence_step)
-        return True
-
-    @property
-    def follows(self) -> bool:
-        """Whether precisions follow the weights between evidence steps: they have a closed form for each path."""
-        return self.schedule.step == "mackay" and self.schedule.kernel is None and math.isinf(self.prior.nu)
-
-    def _last_step(self) -> Mapping[str, Any] | None:
-        """The line of the last evidence step."""
-        return next((line for line in reversed(self.progress.lines) if line.get("log_evidence") is not None), None)
+        """How many evidence steps were planned up to this epoch since the last that was taken; at most ``longest`` count."""
+        last = max((line["epoch"] for line in self.progress.lines if line.get("log_evidence") is not None), default=0)
+        return min(sum(last < planned <= epoch for planned in self.schedule.evidence_epochs()), self.schedule.longest)
 
     def _pause(self) -> int:
         """Planned steps from the last that was taken to the next: twice as many after each in a row that gained little."""
         pause = 1
-        for line in reversed(self.progress.lines if self.schedule.every is None else []):
-            if "recovered" in line or not line.get("little", True) or pause >= LONGEST:
+        for line in reversed(self.progress.lines):
+            if "recovered" in line or not line.get("little", True) or pause >= self.schedule.longest:
                 break
             pause *= 2 if "little" in line else 1
-        return pause
+        return min(pause, self.schedule.longest)
 
     def settles_after(self) -> int:
         """The epoch after which precisions stay as they are."""

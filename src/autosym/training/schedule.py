@@ -21,6 +21,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of fields that hold a
     "burn_in": (lambda v: v >= 0, "0 or more"),
     "settle": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "every": (lambda v: v >= 1, "at least 1"),
+    "longest": (lambda v: v >= 1, "at least 1"),
     "damping": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "trust": (lambda v: v > 0, "positive"),
     "hyper_steps": (lambda v: v >= 1, "at least 1"),
@@ -92,7 +93,8 @@ class Schedule:
     step: Step = EvidenceStep.step
     burn_in: int | None = None  # epochs before the first evidence step; a tenth of the run by default
     settle: float = 0.2  # the last part of the run, at fixed precisions: Laplace holds at a mode
-    every: int | None = None  # epochs between evidence steps; by default a 25th of the run, and more while little moves
+    every: int | None = None  # epochs between evidence steps; by default a 25th of the run, or 1 where ranges are learned
+    longest: int = 1  # planned evidence steps that one may stand for while they gain little: 4 halves their number
     damping: float = EvidenceStep.damping
     trust: float = EvidenceStep.trust
     hyper_steps: int = EvidenceStep.hyper_steps
