@@ -2,7 +2,9 @@
 
 from autosym import nn as nn
 from autosym import noether as noether
+from autosym.answer.answers import Answer
 from autosym.answer.comparison import Comparison, compare
+from autosym.answer.discovering import discover
 from autosym.answer.equivariance import assert_equivariant, equivariance_error
 from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from autosym.bayes.priors import Prior
@@ -27,6 +29,7 @@ from autosym.training.schedule import Schedule
 Fit.report, Fit.plot = writing.write, drawing.plot
 
 __all__ = [
+    "Answer",
     "Bernoulli",
     "Categorical",
     "Comparison",
@@ -48,6 +51,7 @@ __all__ = [
     "assert_equivariant",
     "calibration_error",
     "compare",
+    "discover",
     "equivariance_error",
     "fit",
     "harden",

@@ -18,6 +18,7 @@ Those pairs have much smaller errors than runs that were trained apart.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -138,6 +139,7 @@ def student(t: float, freedom: int, parts: int = 2000) -> float:
     return 0.5 + part if t > 0 else 0.5 - part
 
 
+@cache
 def quantile(probability: float, freedom: int) -> float:
     """The t that is not passed with this probability, above one half."""
     low, high = 0.0, 1.0

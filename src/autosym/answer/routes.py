@@ -113,6 +113,15 @@ class Store:
         files.write(folder / "outcome.json", json.dumps(asdict(outcome) | {"log_evidence": value}, allow_nan=False))
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
+    def schedule(self, found: Schedule) -> Schedule:
+        """The schedule of a search whose epochs follow from the machine: that of the folder, if it has one."""
+        if self.folder is None:
+            return found
+        path = self.folder / "epochs.json"
+        if not path.exists() and processes.first():
+            files.write(path, json.dumps({"epochs": found.epochs}))
+        return replace(found, epochs=_read(path)["epochs"]) if path.exists() else found
+
     def checkpoint(self, run: Run) -> File | None:
         return None if self.folder is None else self.folder / run.key / "checkpoint.safetensors"
 
@@ -190,7 +199,7 @@ class Fitter:
         assert self.plan is not None
         model, likelihood = self._network(run), copy.deepcopy(self.likelihood)
         epochs = max(SHORT, math.ceil(self.plan.part(run.stage) * self.schedule.epochs))
-        schedule = replace(self.schedule, epochs=epochs)
+        schedule = replace(self.schedule, epochs=epochs, sampled_end=self.schedule.sampled_end or run.stage == "short")
         more: dict[str, Any] = {}
         if run.start:
             end = self.store.end(run.start)

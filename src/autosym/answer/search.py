@@ -330,11 +330,11 @@ class Search:
 
     def _finding(self, question: Question) -> Finding:
         strict, untied = (margins.best(self.values(network)) for network in (question.strict, question.untied))
-        chance, freedom = self._between(question.strict, question.untied)
+        chance, freedom = self.between(question.strict, question.untied)
         tie = margins.margin(strict, untied, chance, freedom)
-        ways = [margins.margin(margins.best(self.values(question.relaxed)), strict, *self._between(question.relaxed, question.strict))]
+        ways = [margins.margin(margins.best(self.values(question.relaxed)), strict, *self.between(question.relaxed, question.strict))]
         for network in dict.fromkeys((question.untied, *question.breaking)):
-            ways.append(margins.margin(margins.best(self.values(network)), strict, *self._between(network, question.strict)))
+            ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
         pairs = margins.mean(self.gains(question))
         judgement = margins.judge(ways, tie, pairs)
         breaking = max(ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
@@ -348,7 +348,7 @@ class Search:
             judgement, why = "undecided", "the network that keeps the symmetry still gains by being wider, as much as breaking gains"
         return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs)
 
-    def _between(self, one: str, other: str) -> tuple[float, int]:
+    def between(self, one: str, other: str) -> tuple[float, int]:
         """What chance makes of the difference of the best ends of two networks that were trained apart."""
         between, freedom = self.spread()
         seeds = [len({run.seed for run in self._of(network, *FITS)}) for network in (one, other)]
