@@ -13,7 +13,7 @@ from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry
 from autosym.evidence.whole import log_evidence
 from autosym.nn.symmetrised import symmetrise
-from autosym.report import drawing, writing
+from autosym.report import answered, drawing, writing
 from autosym.runtime import moved
 from autosym.runtime.provenance import VERSION as __version__
 from autosym.surgery.hardening import Hardening, harden
@@ -25,8 +25,8 @@ from autosym.training.fitting import fit
 from autosym.training.learner import Learner
 from autosym.training.schedule import Schedule
 
-# Pages are made from fits, so their room comes after that of fits: the methods that write them are given here.
-Fit.report, Fit.plot = writing.write, drawing.plot
+# Pages are made from fits and answers, so their room comes after theirs: the methods that write them are given here.
+Fit.report, Fit.plot, Answer.report = writing.write, drawing.plot, answered.write
 
 __all__ = [
     "Answer",
