@@ -3,7 +3,8 @@
     nats = log Z(all paths) - log Z(all but this one)
 
 Both are Laplace evidence at the weights of the fit, each at its own best precisions and noise. So ``nats`` is the worth of a path
-to this network, as trained: trained longer, or without the path, the network may need it more or less. A share is different: it
+to this network, as trained: trained longer, or without the path, the network may need it more or less. With ``refit`` both are trained on
+first. A share is different: it
 tells how many of the layer's effective parameters a path holds, and those may be few. While a path vanishes, the evidence is
 nearly flat: the path may hold half of them and still lower the evidence.
 """
@@ -25,6 +26,7 @@ from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
+from autosym.surgery.refitting import fitted_on
 from autosym.training.fitted import Fit
 
 STEPS = 20  # closed-form steps of precisions and noise: each network is judged at its best ones
@@ -53,6 +55,7 @@ class Simplification:
     log_evidence: tuple[float, float]  # before and after, each at its best precisions and noise
     cautions: tuple[Caution, ...] = ()  # from the fit
     curvature: Literal["kronecker", "whole"] = "kronecker"  # whose evidence this is
+    refit: int = 0  # epochs that the rest was fitted on for, before it was priced
 
     @property
     def given_up(self) -> float:
@@ -70,7 +73,8 @@ class Simplification:
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
         changed = "nothing given up" if abs(self.given_up) < 0.05 else f"{changed} in all"
         found = f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed}; precisions were learned again for both"
-        return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
+        how = f"after {self.refit} more epochs without it" if self.refit else "as trained, the rest not fitted on (refit=EPOCHS does)"
+        return "\n".join([table(rows, "<<>><"), found, f"each path is priced {how}", *(f"Caution: {c}" for c in self.cautions)])
 
 
 def simplify(
@@ -79,6 +83,7 @@ def simplify(
     nats: float = 10.0,
     curvature: Literal["kronecker", "whole"] | None = None,
     total: float = math.inf,
+    refit: int = 0,
     **options: Any,
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
@@ -90,13 +95,17 @@ def simplify(
     such step. If all steps give up more than ``total`` together, paths are put back one after the other, the one worth most by itself
     first, until they do not.
 
+    With ``refit`` so many epochs are trained without the paths that are left out, and as many with all, before each is priced: slower, and
+    what a network without them is really worth. Weights change then. It trains on ``data`` as they are, so it is not the default: a fit does
+    not know whether it was trained on augmented ones.
+
     This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. A
     sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
     that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
     default the former where all of it takes no more work than the fit did, and curvature is neither sampled nor of a subset. ``options``
     go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
-    _refuse(fitted, curvature, total)
+    _refuse(fitted, curvature, total, refit)
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -110,7 +119,7 @@ def simplify(
         each = 2 if total == math.inf else 3  # alone, beside others, and put back
         affords = not fewer and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
-    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
+    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole", refit=refit)
     simplest = without(())
     _refuse_other_data(fitted, simplest)
     before = _log_evidence(simplest)
@@ -130,12 +139,12 @@ def simplify(
         gone, back = gone[:-1], (*back, gone[-1])  # they are in the order of their worth
         simplest = without(gone)
     rows = tuple(PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone, stem in back) for stem, p in candidates.items())
-    done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
+    done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature, refit)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
 
 
-def _refuse(fitted: Fit, curvature: str | None, total: float) -> None:
+def _refuse(fitted: Fit, curvature: str | None, total: float, refit: int) -> None:
     """Refuse what cannot be simplified, or not so."""
     if not isinstance(fitted, Fit):
         raise TypeError(
@@ -152,6 +161,8 @@ def _refuse(fitted: Fit, curvature: str | None, total: float) -> None:
         raise ValueError("simplify compares evidence from Kronecker factors: fit without kernel=")
     if curvature not in (None, "kronecker", "whole"):
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
+    if not isinstance(refit, int) or refit < 0:
+        raise ValueError(f"refit is a number of epochs, 0 to price paths as trained, got {refit!r}")
     if not total >= 0:
         raise ValueError(
             f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"
@@ -163,16 +174,21 @@ def _log_evidence(fitted: Fit) -> float:
 
 
 @torch.no_grad()
-def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool) -> Fit:
-    """The fit with the named paths at zero, and its evidence."""
-    model, prior = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior)
+def _without(
+    fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0
+) -> Fit:
+    """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs."""
+    model, prior, likelihood = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior), copy.deepcopy(fitted.likelihood)
+    if refit:
+        with torch.enable_grad():
+            model, prior, likelihood = fitted_on(fitted, stems, data, refit)
     for name, parameter in model.named_parameters():
         if any(is_under(name, stem) for stem in stems):
             parameter.zero_()
     for index, name in enumerate(prior.names):
         if any(is_under(name, stem) for stem in stems):
             prior.log_precision[index] = LOG_PRECISION_RANGE[1]
-    estimate = laplace.at(model, data, copy.deepcopy(fitted.likelihood), **options)
+    estimate = laplace.at(model, data, likelihood, **options)
     for _ in range(STEPS):
         estimate.mackay(prior)
     schedule = replace(fitted.schedule, sampled_end=bool(options.get("sampled", False)))
