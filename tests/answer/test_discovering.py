@@ -68,7 +68,9 @@ def test_strict_networks_keep_their_symmetry_and_relaxed_ones_contain_them(kind,
     names = {name for name, _ in strict.named_parameters()}
     assert names <= {name for name, _ in relaxed.named_parameters()}
     again = networks.build(question.relaxed, 2, 1).double()
-    assert all(torch.equal(one, other) for one, other in zip(relaxed.state_dict().values(), again.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(relaxed.state_dict().values(), again.state_dict().values(), strict=True)
+    )
 
 
 def test_a_trained_model_begins_with_its_weights():
@@ -209,7 +211,9 @@ def test_a_users_own_network_goes_through(data, trained, tmp_path):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     answer = autosym.discover(model, data, ("translations", "c4"), epochs=3, seeds=2, batch_size=16)
     assert [verdict.symmetry for verdict in answer.verdicts] == ["translations", "c4"]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "the given model is left alone"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), (
+        "the given model is left alone"
+    )
     assert answer.recipe["trained"] == trained
     answer.save(tmp_path)
     torch.testing.assert_close(Answer.load(tmp_path, model).fit.model(data[0]), answer.fit.model(data[0]))
@@ -246,7 +250,9 @@ def quadrant_digits(samples, quadrant, seed=3, digits=5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("samples", "quadrant", "expected"), [(500, False, "yes"), (500, True, "no"), (50, False, "undecided")])
+@pytest.mark.parametrize(
+    ("samples", "quadrant", "expected"), [(500, False, "yes"), (500, True, "no"), (50, False, "undecided")]
+)
 def test_digits_in_quadrants(samples, quadrant, expected):
     pytest.importorskip("sklearn")
     form = {"width": 6, "channels": (1, 2, 3), "strides": (2, 2, 2), "hidden": 4}

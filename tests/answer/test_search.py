@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from autosym.answer.search import PARTS, Outcome, Question, Run, Search, planned, sure_cost
+from autosym.answer.plans import PARTS, Outcome, Question, Run, planned, sure_cost
+from autosym.answer.search import Search
 
 SHIFTS = Question("translations", "conv", "f-fc+conv", "f-fc")
 TURNS = Question("c4", "gconv", "gconv+turn", "conv")

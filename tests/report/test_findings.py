@@ -12,11 +12,11 @@ from torch import nn
 
 import autosym
 from autosym.answer.equivariance import equivariance_error
+from autosym.answer.margins import chances
 from autosym.evidence.predictive import calibration_error, reliability
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.nn import layers, nets
-from autosym.answer.margins import chances
 from autosym.report import findings, page
 from models import certain, mlp, regression, small
 from pages import Page
@@ -275,7 +275,12 @@ def test_a_fit_whose_evidence_has_failed_has_that_as_its_headline_and_is_the_bes
     whole = page.view(said)
     assert whole["headline"] == str(*fit.symmetry().cautions)
     assert [row["behind"] for row in whole["compare"]] == [0.0, pytest.approx(1.0), None, None]
-    assert [row["strength"] for row in whole["compare"]] == [None, "not worth more than a mention", "it has failed", "it has failed"]
+    assert [row["strength"] for row in whole["compare"]] == [
+        None,
+        "not worth more than a mention",
+        "it has failed",
+        "it has failed",
+    ]
     text = page.html(said)
     assert text.count("its evidence must not be used, so it is not ranked") == 2
     assert Page(text).text.count("The evidence must not be used: a log evidence") == 1

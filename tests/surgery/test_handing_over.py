@@ -46,7 +46,7 @@ def data():
 )
 def test_opening_keeps_the_function_and_leaving_out_gives_it_back(small, large, data):
     source, target = net(small), net(large, 1)
-    precision = {site: 2.0 for site in Prior(laplace.at(source, data).names).names}
+    precision = dict.fromkeys(Prior(laplace.at(source, data).names).names, 2.0)
     given = hand_over(source, target, precision)
     assert_close(target(data[0]), source(data[0]))
     back = net(small, 2)

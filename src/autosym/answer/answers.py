@@ -12,7 +12,7 @@ from torch import nn
 
 from autosym.answer.hypotheses import Built, Given, breaking
 from autosym.answer.margins import FEW, Judgement, Margin
-from autosym.answer.search import Run
+from autosym.answer.plans import Run
 from autosym.answer.symmetrising import Gain, Opinion
 from autosym.runtime import files, processes
 from autosym.runtime.tables import table
@@ -106,7 +106,9 @@ class Answer:
     def fit(self) -> Fit:
         """The fit of the candidate with the most evidence, as ``harden`` and ``predictive`` take it."""
         if self.found is None:
-            raise ValueError("the fit needs the network: load the answer by Answer.load(folder, model), with the model of discover")
+            raise ValueError(
+                "the fit needs the network: load the answer by Answer.load(folder, model), with the model of discover"
+            )
         return self.found
 
     def verdict(self, symmetry: str) -> Verdict:
@@ -127,7 +129,9 @@ class Answer:
             layers = [layer.layer for layer in v.layers if layer.breaks]
             where = f"broken in {', '.join(layers)}" if layers else ""
             rows.append((v.symmetry, v.judgement, str(v.breaking), str(v.tie), where))
-        more = [f"{v.symmetry} is undecided: {v.why}. What would decide: {'; '.join(v.advice)}." for v in self.verdicts if v.why]
+        more = [
+            f"{v.symmetry} is undecided: {v.why}. What would decide: {'; '.join(v.advice)}." for v in self.verdicts if v.why
+        ]
         cost = f"{self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
         best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {self.best.log_evidence:.0f} ({cost})"
         return "\n".join([table(rows, "<<>><"), *more, best, *(f"Note: {note}" for note in self.notes)])
@@ -202,9 +206,13 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
         layers = tuple(LayerAnswer(**layer) for layer in v["layers"])
         opinion = None
         if v["opinion"] is not None:
-            gains = {name: None if v["opinion"][name] is None else Gain(**v["opinion"][name]) for name in ("training", "held_out")}
+            gains = {
+                name: None if v["opinion"][name] is None else Gain(**v["opinion"][name]) for name in ("training", "held_out")
+            }
             opinion = Opinion(**(v["opinion"] | gains))
-        verdicts.append(Verdict(v["symmetry"], v["judgement"], **margins, why=v["why"], tried=v["tried"], opinion=opinion, layers=layers))
+        verdicts.append(
+            Verdict(v["symmetry"], v["judgement"], **margins, why=v["why"], tried=v["tried"], opinion=opinion, layers=layers)
+        )
     candidates = tuple(Candidate(**c) for c in given["candidates"])
     numbers = (given["samples"], given["cost"], given["seconds"])
     return Answer(tuple(verdicts), candidates, *numbers, tuple(given["notes"]), state["recipe"])

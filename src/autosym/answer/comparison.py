@@ -180,7 +180,7 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
             )
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
         row = (name, values[name], values[name] / samples, difference, chances[name], short[name], unlearned, tuple(warnings))
-        known = {"error": errors[name], "at_face_value": sure[place]}
+        known: dict[str, Any] = {"error": errors[name], "at_face_value": sure[place]}
         compared.append(Compared(*row, standard_error=fits[name].evidence.standard_error, **known))
     for name, why in failed.items():
         per_sample = values[name] / fits[name].evidence.samples

@@ -1,9 +1,9 @@
 """discover: which symmetries do these data have, for this network? Verdicts with odds, and the best network.
 
-    hypotheses   networks that keep a symmetry, that may break it, and that are without the tie               (``hypotheses``)
-    search       short runs, long ones, and from each other's ends; at two widths and several seeds          (``search``, ``routes``)
-    verdicts     by two margins of evidence with their errors                                                (``margins``)
-    opinion      the best network that breaks a symmetry, averaged over its group: a contradiction leaves it undecided  (``symmetrising``)
+hypotheses   networks that keep a symmetry, that may break it, and that are without the tie               (``hypotheses``)
+search       short runs, long ones, and from each other's ends; at two widths and several seeds          (``search``, ``routes``)
+verdicts     by two margins of evidence with their errors                                                (``margins``)
+opinion      the best network that breaks a symmetry, averaged over its group: a contradiction leaves it undecided  (``symmetrising``)
 """
 
 import math
@@ -21,11 +21,13 @@ from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import Built, Given, checked
 from autosym.answer.margins import FEW
+from autosym.answer.plans import FITS, Question, Run, planned, sure_cost
 from autosym.answer.routes import PART, Fitter, Store
-from autosym.answer.search import FITS, Finding, Question, Run, Search, planned, sure_cost
+from autosym.answer.search import Finding, Search
 from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
+from autosym.evidence import laplace
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
 from autosym.training.schedule import Schedule
@@ -34,7 +36,8 @@ BUDGET = (6.0, 7.0)  # fits for the first symmetry, and for each further one
 OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, beside the fields of a schedule
 TRAINED = 0.1  # nats a sample: what a model that was trained explains at least
 EPOCHS = 15  # at least, if minutes are few
-EVIDENCE = 1.6  # times as long as its weight steps a fit takes, about
+EVIDENCE = 1.5  # times as long as its weight steps an epoch takes, about, with trials of the rate and sampled curvature
+PASSES = 2.0  # exact passes of a run, about, of the largest network: smaller ones take less
 
 
 def discover(
@@ -58,7 +61,7 @@ def discover(
     form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...).
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes``, epochs are chosen so that all of it takes about that long. ``seeds`` are those of long runs.
+    by shorter runs if need be. With ``minutes``, epochs are chosen so that all of it takes about that long. ``seeds``: of long runs.
     ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
     goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
     With torchrun, processes share the runs.
@@ -67,43 +70,55 @@ def discover(
     check_repeatable(data, data)
     schedule, more = _schedule(options)
     x, samples, outputs = _looked_at(data, schedule.batch_size)
-    names = checked(symmetries, x.shape[-2:])
-    likelihood = likelihoods.of(likelihood)
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes must be positive, got {minutes}")
+    names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
     networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
-    settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "options": repr(sorted(options.items()))}
+    settings = {
+        "symmetries": names,
+        "seeds": seeds,
+        "budget": budget,
+        "minutes": minutes,
+        "options": repr(sorted(options.items())),
+    }
     settings |= {"data": checksum(data), "recipe": {k: repr(v) for k, v in recipe.items()}, "likelihood": likelihood.name}
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
-    everything = dict.fromkeys([n for q in networks.questions for n in q.networks] + list(networks.others))
-    largest = max(((n, w) for n in everything for w in networks.widths), key=lambda one: fitter.cost(*one))
-    unit = fitter.cost(*largest)
-    second = _seconds(fitter, *largest)
-    if minutes is not None:
-        fitter.schedule = store.schedule(replace(schedule, epochs=_epochs(minutes, budget, second, schedule.epochs)))
-        fitter.work.clear()
-        unit = fitter.cost(*largest)
-
-    def cost(name: str, width: float) -> float:
-        return fitter.cost(name, width) / unit
-
-    plan = fitter.plan = planned(networks.questions, networks.others, networks.widths, seeds, budget, cost)
-    total = sum(sure_cost(plan, networks.questions, cost))
-    expected = total * second * fitter.schedule.epochs
-    with told(progress, Forecast(total, expected), lambda run: plan.part(run.stage) * cost(run.network, run.width)) as (say, tell):
-        fitter.say = say
-        tell(f"{len(plan.networks)} networks, up to {budget:g} fits of {largest[0]}: about {spoken(expected)}")
-        search = Search(networks.questions, plan, fitter.perform, cost, tell, fitter.layers).run()
+    forecast = _planned(fitter, seeds, budget, minutes)
+    with told(progress, forecast, fitter.price) as (fitter.say, tell):
+        tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
+        search = Search(networks.questions, fitter.plan, fitter.perform, fitter.share, tell, fitter.layers).run()
         tell("second opinions")
-        verdicts = [_verdict(search, fitter, q, f, held_out) for q, f in zip(networks.questions, search.findings(), strict=True)]
+        verdicts = [
+            _verdict(search, fitter, q, f, held_out) for q, f in zip(networks.questions, search.findings(), strict=True)
+        ]
     key = _chosen(search)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
-    notes = (*networks.notes, *_shortened(plan.scale, fitter.schedule.epochs))
+    notes = (*networks.notes, *_shortened(fitter.plan.scale, fitter.schedule.epochs))
     with processes.alone():
         fit = fitter.fitted(key)
     found = (tuple(verdicts), tuple(_candidates(search, fitter)), samples, search.spent, time.perf_counter() - begun)
     return Answer(*found, notes, recipe, fit)
+
+
+def _planned(fitter: Fitter, seeds: int, budget: float, minutes: float | None) -> Forecast:
+    """Give the fitter its plan, with epochs that fit into ``minutes``; returns what it will take."""
+    networks = fitter.networks
+    everything = dict.fromkeys([n for q in networks.questions for n in q.networks] + list(networks.others))
+    largest = max(((n, w) for n in everything for w in networks.widths), key=lambda one: fitter.cost(*one))
+    fitter.largest = largest
+    epoch, each = _seconds(fitter, *largest)
+    runs = len(everything) * (2 * len(networks.widths) + seeds + 4)
+    if minutes is not None:
+        fitter.schedule = fitter.store.schedule(
+            replace(fitter.schedule, epochs=_epochs(60 * minutes - runs * each, budget * epoch, fitter.schedule.epochs))
+        )
+        fitter.work.clear()
+    fitter.plan = planned(networks.questions, networks.others, networks.widths, seeds, budget, fitter.share)
+    total = sum(sure_cost(fitter.plan, networks.questions, fitter.share))
+    return Forecast(total, total * epoch * fitter.schedule.epochs + runs * each)
 
 
 def _schedule(options: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
@@ -142,7 +157,11 @@ def _networks(
     network: Mapping[str, Any] | None,
 ) -> tuple[Built | Given, dict[str, Any]]:
     """The networks of the hypotheses, and the recipe by which an answer makes its own again."""
-    recipe: dict[str, Any] = {"symmetries": list(names), "in_shape": list(x.shape[1:]), "dtype": str(x.dtype).removeprefix("torch.")}
+    recipe: dict[str, Any] = {
+        "symmetries": list(names),
+        "in_shape": list(x.shape[1:]),
+        "dtype": str(x.dtype).removeprefix("torch."),
+    }
     if isinstance(model, str):
         form = dict(network or {})
         classes = form.pop("classes", outputs)
@@ -169,25 +188,29 @@ def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
     return others - own > TRAINED
 
 
-def _seconds(fitter: Fitter, network: str, width: float) -> float:
-    """About how long an epoch of a network takes on this machine, evidence included. Nothing but forecasts depends on it."""
+def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
+    """About how long an epoch of a network takes on this machine, and what a run takes beside its epochs, for its evidence.
+
+    Forecasts depend on it, and epochs if minutes are given; the folder of a search remembers these.
+    """
     model = fitter.networks.build(network, width, 0)
-    x, y = next(iter(batches(fitter.data, fitter.schedule.batch_size)))
-    x, y = to_model(x, y, model, "discover")
-    times = []
+    x, y = to_model(*next(iter(batches(fitter.data, fitter.schedule.batch_size))), model, "discover")
+    steps = []
     for _ in range(3):
         begun = time.perf_counter()
         loss = fitter.likelihood.loss(model(x), y)
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
-        times.append(time.perf_counter() - begun)
-    return EVIDENCE * min(times) * math.ceil(fitter.samples / fitter.schedule.batch_size)
+        steps.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    with processes.alone():
+        laplace.at(model, fitter.data, fitter.likelihood, memory=fitter.options.get("memory"))
+    passed = time.perf_counter() - begun
+    return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
 
 
-def _epochs(minutes: float, budget: float, second: float, most: int) -> int:
-    """Epochs of a full fit with which the whole budget takes so many minutes; no more than were asked for."""
-    if not minutes > 0:
-        raise ValueError(f"minutes must be positive, got {minutes}")
-    return max(EPOCHS, min(most, int(60 * minutes / (budget * second))))
+def _epochs(seconds: float, each: float, most: int) -> int:
+    """Epochs of a full fit with which the whole budget takes so many seconds, if one takes ``each``; no more than were asked for."""
+    return max(min(EPOCHS, most), min(most, int(seconds / each)))
 
 
 def _shortened(scale: float, epochs: int) -> list[str]:
@@ -205,7 +228,8 @@ def _verdict(search: Search, fitter: Fitter, question: Question, finding: Findin
             fit = fitter.fitted(best.start)
             name = f"{best.network} of width {best.width:g}"
             opinion = symmetrising.opinion(question.symmetry, name, fit, fitter.data, PART, held_out)
-        ahead = margins.margin(*(margins.best(search.values(n)) for n in (best.network, question.strict)), *search.between(best.network, question.strict))
+        its, strict = (margins.best(search.values(network)) for network in (best.network, question.strict))
+        ahead = margins.margin(its, strict, *search.between(best.network, question.strict))
         if contradiction := contradicted(finding, opinion, ahead):
             judgement, why = "undecided", contradiction
     prices = search.prices.get(question.symmetry, {})
@@ -220,7 +244,9 @@ def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> s
         return f"breaking it gains {finding.breaking}, but {opinion}: a network that keeps it is as good"
     lost = -opinion.evidence > max(ahead.bound, FEW)
     if finding.judgement == "yes" and ahead.counts and ahead.nats > FEW and lost:
-        return f"among networks of its kind it holds, but {opinion.of} has {ahead} more than the best that keeps it, and {opinion}"
+        return (
+            f"among networks of its kind it holds, but {opinion.of} has {ahead} more than the best that keeps it, and {opinion}"
+        )
     if finding.judgement == "yes" and opinion.held_out is not None and opinion.held_out.loses and lost:
         return f"by the evidence it holds, but {opinion}"
     return ""

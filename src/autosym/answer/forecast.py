@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from autosym.answer.search import Outcome, Run
+from autosym.answer.plans import Outcome, Run
 from autosym.runtime import processes
 
 STAGES = {"short": "short run", "long": "long run", "on": "fitting on", "whole": "whole evidence", "layers": "without layers"}

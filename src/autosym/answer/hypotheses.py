@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from autosym.answer.search import Question
+from autosym.answer.plans import Question
 from autosym.linear.conv import Conv
 from autosym.linear.groups import GROUPS
 from autosym.linear.path import Kept
@@ -69,7 +69,9 @@ def checked(symmetries: str | Sequence[str], size: Sequence[int]) -> tuple[str, 
     exact = [name for name, group in GROUPS.items() if group.exact]
     unknown = [name for name in names if name not in (SHIFTS, *exact)]
     if unknown or not names:
-        raise ValueError(f"symmetries must name some of {SHIFTS}, {', '.join(exact)}; got {unknown[0] if unknown else 'none'!r}")
+        raise ValueError(
+            f"symmetries must name some of {SHIFTS}, {', '.join(exact)}; got {unknown[0] if unknown else 'none'!r}"
+        )
     for name in names:
         if name != SHIFTS:
             GROUPS[name].check_size(size)
@@ -96,9 +98,6 @@ class Built:
     A width counts channels, so a group convolution has as many as the convolution that it is compared with.
     """
 
-    others: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
     def __init__(self, name: str, symmetries: Sequence[str], example: Tensor, classes: int, samples: int, **form: Any):
         free = [path for path in name.split("+") if nets.is_free(path)]
         rest = set(name.split("+")) - set(free) - {"conv"}
@@ -107,10 +106,12 @@ class Built:
                 f"discover makes its own networks from {name!r}: name one free path beside conv, e.g. f-fc+conv or where+conv"
             )
         self.example, self.classes = example[:2], classes
+        self.others: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
         self.form = sized(example.shape[1:], samples) | form
         order = max((len(GROUPS[name]) for name in symmetries if name != SHIFTS), default=1)
         self.form["width"] = order * math.ceil(self.form["width"] / order)  # whole fields
-        self.widths = (1.0, 2.0)
+        self.widths: tuple[float, ...] = (1.0, 2.0)
         mixed = f"{free[0] if free else 'f-fc'}+conv"
         self.questions = tuple(
             Question(s, "conv", mixed, "f-fc") if s == SHIFTS else Question(s, f"gconv:{s}", f"gconv:{s}+turn:{s}", "conv")
@@ -132,13 +133,19 @@ class Given:
     """
 
     def __init__(
-        self, model: nn.Module | Callable[[int], nn.Module], symmetries: Sequence[str], example: Tensor, trained: bool, free: str = "auto"
+        self,
+        model: nn.Module | Callable[[int], nn.Module],
+        symmetries: Sequence[str],
+        example: Tensor,
+        trained: bool,
+        free: str = "auto",
     ):
         self.model, self.symmetries, self.free = model, tuple(symmetries), free
         self.trained = trained and isinstance(model, nn.Module)
         self.example = example[:2]
-        self.shifts, notes = SHIFTS in symmetries, []
-        self.widths = (1.0, 2.0)
+        self.shifts = SHIFTS in symmetries
+        notes: list[str] = []
+        self.widths: tuple[float, ...] = (1.0, 2.0)
         if isinstance(model, nn.Module):
             try:
                 with seeded(0):
@@ -148,7 +155,7 @@ class Given:
                 notes.append(f"only one width was tried: {error}")
         self.notes = tuple(notes)
         apart = not self.shifts or not self._keeps_shifts()
-        self.others = (AS_GIVEN,) if apart else ()
+        self.others: tuple[str, ...] = (AS_GIVEN,) if apart else ()
         plain = f"{SHIFTS} kept" if self.shifts else AS_GIVEN
         self.questions = tuple(
             Question(s, f"{s} kept", f"{s} relaxed", f"{s} untied", self.others)

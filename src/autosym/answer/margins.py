@@ -11,8 +11,8 @@ strict one, so breaking never loses much: the tie must speak for a symmetry.
     yes         breaking gains next to nothing, and the tie is worth more than its error
     undecided   neither
 
-Next to nothing is 10 nats; or one standard error, if strict and relaxed networks that were fitted on from the same ends do not differ either.
-Those pairs have much smaller errors than runs that were trained apart.
+Next to nothing is 10 nats; or one standard error, if strict and relaxed networks that were fitted on from the same ends do not differ
+either: such pairs have much smaller errors than runs that were trained apart.
 """
 
 import math

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from autosym.answer.hypotheses import Networks, breaking
-from autosym.answer.search import Outcome, Plan, Run
+from autosym.answer.plans import Outcome, Plan, Run
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
@@ -63,9 +63,9 @@ class Store:
     """Outcomes and ends by run; in ``folder`` too, if there is one. ``settings`` must be those that the folder was begun with."""
 
     def __init__(self, folder: File | None, settings: Mapping[str, Any]):
-        self.folder, self.ends, self.outcomes = folder, {}, {}
-        self.ends: dict[str, End]
-        self.outcomes: dict[str, Outcome]
+        self.folder = folder
+        self.ends: dict[str, End] = {}
+        self.outcomes: dict[str, Outcome] = {}
         if folder is None:
             return
         path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
@@ -143,7 +143,8 @@ class Fitter:
         self.networks, self.data, self.samples, self.store, self.say = networks, data, samples, store, say
         self.likelihood, self.schedule, self.options = likelihoods.of(likelihood), schedule, options
         self.work: dict[tuple[str, float], float] = {}
-        self.plan: Plan | None = None
+        self.plan = Plan((), (), 0, 0.0)  # made from costs, which this counts
+        self.largest = ("", 1.0)  # the network and width whose fit is the unit of costs
         self.runs: dict[str, Run] = {}  # all that were asked for, by key
 
     def cost(self, network: str, width: float) -> float:
@@ -153,6 +154,14 @@ class Fitter:
             x = self.networks.example
             self.work[network, width] = costs.of_fit(model, x, self.samples, self.schedule.epochs, self.schedule.batch_size)
         return self.work[network, width]
+
+    def share(self, network: str, width: float) -> float:
+        """The same in fits of the largest network."""
+        return self.cost(network, width) / self.cost(*self.largest)
+
+    def price(self, run: Run) -> float:
+        """The work of a run, in the same unit."""
+        return self.plan.part(run.stage) * self.share(run.network, run.width)
 
     def layers(self, network: str) -> list[str]:
         """The layers of a network that have paths which break its symmetry."""
@@ -196,7 +205,6 @@ class Fitter:
 
     def _fit(self, run: Run) -> Fit:
         """The fit of a run: from scratch, or on from where another ended."""
-        assert self.plan is not None
         model, likelihood = self._network(run), copy.deepcopy(self.likelihood)
         epochs = max(SHORT, math.ceil(self.plan.part(run.stage) * self.schedule.epochs))
         schedule = replace(self.schedule, epochs=epochs, sampled_end=self.schedule.sampled_end or run.stage == "short")
@@ -207,8 +215,9 @@ class Fitter:
             schedule = replace(schedule, start_cap=math.inf)
             _set_noise(likelihood, end)
         checkpoint = self.store.checkpoint(run)
-        kept = {} if checkpoint is None else {"checkpoint": checkpoint, "checkpoint_seconds": 20.0, "resume": True}
-        return fit(model, self.data, likelihood, schedule=schedule, seed=run.seed, **kept, **more, **self.options)
+        if checkpoint is not None:
+            more |= {"checkpoint": checkpoint, "checkpoint_seconds": 20.0, "resume": True}
+        return fit(model, self.data, likelihood, schedule=schedule, seed=run.seed, **more, **self.options)
 
     def at_end(self, key: str) -> nn.Module:
         """The network of a run, with the weights that it ended with."""

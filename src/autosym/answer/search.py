@@ -2,132 +2,29 @@
 
     short    every network at two widths and two seeds, a part of a fit each; wider while the evidence rises by more than its error
     long     every network at its best width, by all seeds (by one if the network is hopeless)
-    on       from the two best of these ends: each network fitted on, the relaxed one opened from the strict one, the strict one left of the relaxed one
+    on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
     whole    the evidence of the whole network at the best end of each: margins are between these
     more     another seed for questions that are undecided, while there is budget
     layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
 
 So neither hypothesis loses by a worse optimum: each is also fitted from the other's end. Before "whole", evidence is that of Kronecker
-factors, corrected (``routes``): it chooses ends, and its spread between seeds is the error of all. All that a run needs is ``Run``; all
-that is known of it afterwards is ``Outcome``. ``perform`` makes runs, or finds them made. The search depends on outcomes alone, not on time, so a search
-that was stopped goes on as if it had not been.
+factors, corrected (``routes``): it chooses ends, and its spread between seeds is the error of all.
 
-Costs are in fits: one is a fit of the largest network at its full length. Lengths are scaled so that the whole plan is within the budget.
+All that a run needs is ``Run``; all that is known of it afterwards is ``Outcome``. ``perform`` makes runs, or finds them made. The search
+depends on outcomes alone, not on time, so one that was stopped goes on as if it had not been. Costs are in fits: one is a fit of the
+largest network at its full length. Lengths are scaled so that the whole plan is within the budget.
 """
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
 from autosym.answer import margins
 from autosym.answer.margins import Judgement, Margin, Value
+from autosym.answer.plans import FEWEST, FITS, Cost, Outcome, Perform, Plan, Question, Run, Stage, after_short, exchanged
 
-Stage = Literal["short", "long", "on", "whole", "layers"]
-PARTS: dict[Stage, float] = {"short": 0.15, "long": 1.0, "on": 0.3, "whole": 0.5, "layers": 0.15}  # of a fit, at its full length
-FITS: tuple[Stage, ...] = ("long", "on")  # whose ends are compared
-RESERVE = 0.15  # part of the budget that the plan leaves: for wider networks, more seeds and single layers
-HOPELESS = (20.0, 0.5)  # errors, and part of the evidence: a network whose short runs are so far behind the best gets one long run
-FEWEST = 2  # seeds: of short runs, and of those that go on
-SHORTEST = 0.1  # of the planned lengths: with shorter runs nothing is learned
-
-
-@dataclass(frozen=True, order=True)
-class Run:
-    """One fit: a network at a width, from scratch by ``seed``, or from the end of the run with the key ``start``."""
-
-    network: str
-    width: float
-    seed: int
-    stage: Stage
-    start: str = ""
-    left: tuple[str, ...] = ()  # layers without the paths that break the symmetry
-
-    @property
-    def key(self) -> str:
-        """A name that no other run has, and that a file can have."""
-        plain = "".join(c if c.isalnum() or c in "+-." else "_" for c in self.network)
-        left = f"-{zlib.crc32(' '.join(self.left).encode()):08x}" if self.left else ""
-        return f"{plain}~{self.width:g}~{self.seed}~{self.stage}{left}" + (f"~~{self.start}" if self.start else "")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run ended with: log evidence (-inf if it has failed), the standard error of its estimate, seconds, what else is known."""
-
-    log_evidence: float
-    error: float = 0.0
-    seconds: float = 0.0
-    failed: str = ""
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Question:
-    """A symmetry, and the networks that keep it, that may break it and contain the former, and that are without the tie."""
-
-    symmetry: str
-    strict: str
-    relaxed: str
-    untied: str
-    breaking: tuple[str, ...] = ()  # other networks that do not keep it
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        return (self.strict, self.relaxed, self.untied)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What may be spent, and on what: ``scale`` shortens all runs alike, so that those that are sure to be made are within the budget."""
-
-    networks: tuple[str, ...]
-    widths: tuple[float, ...]
-    seeds: int
-    budget: float
-    scale: float = 1.0
-    widest: float = 4.0
-
-    def part(self, stage: Stage) -> float:
-        """Of the length of a fit; whole evidence takes what it takes."""
-        return (1.0 if stage == "whole" else self.scale) * PARTS[stage]
-
-
-Perform = Callable[[Sequence[Run]], Mapping[Run, Outcome]]
-Cost = Callable[[str, float], float]  # of a fit of the network at the width, in units of the largest
-
-
-def planned(questions: Sequence[Question], others: Sequence[str], widths: Sequence[float], seeds: int, budget: float, cost: Cost) -> Plan:
-    """The plan for these questions, and for ``others``, networks that belong to none."""
-    if seeds < FEWEST:
-        raise ValueError(f"seeds must be at least {FEWEST}, got {seeds}: the spread between seeds is the error of the answer")
-    networks = tuple(dict.fromkeys([n for q in questions for n in q.networks] + list(others)))
-    plan = Plan(networks, tuple(widths), seeds, budget)
-    fits, whole = sure_cost(plan, questions, cost)
-    left = (1 - RESERVE) * budget - whole
-    if left < SHORTEST * fits:
-        least = (SHORTEST * fits + whole) / (1 - RESERVE)
-        raise ValueError(
-            f"a budget of {budget:g} fits is too small for {len(networks)} networks, {len(widths)} widths and {seeds} seeds: give "
-            f"{least:.1f} at least, or ask for fewer symmetries"
-        )
-    return replace(plan, scale=min(1.0, left / fits))
-
-
-def sure_cost(plan: Plan, questions: Sequence[Question], cost: Cost) -> tuple[float, float]:
-    """What fits, and what whole evidence takes at most, without what is wider than the first widths, and without more seeds."""
-    worst = {network: max(cost(network, width) for width in plan.widths) for network in plan.networks}
-    short = sum(cost(network, width) for network in plan.networks for width in plan.widths) * FEWEST * plan.part("short")
-    long, on = _after_short(plan, questions, worst)
-    return short + long + on, sum(worst.values()) * plan.part("whole")
-
-
-def _after_short(plan: Plan, questions: Sequence[Question], cost: Mapping[str, float]) -> tuple[float, float]:
-    """What long runs take, and those that go on from them, at these costs of the networks."""
-    on = sum(2 * cost[q.strict] + 2 * cost[q.relaxed] for q in questions)
-    on += sum(cost[network] for network in plan.networks if network not in _exchanged(questions))
-    return plan.seeds * sum(cost.values()) * plan.part("long"), FEWEST * on * plan.part("on")
+# errors, and part of the evidence: a network whose short runs are so far behind the best gets one long run
+HOPELESS = (20.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -175,8 +72,8 @@ class Search:
         self.tell("long runs")
         self._go(Run(n, self.width(n), s, "long") for n in plan.networks for s in self._seeds(n))
         self.tell("fitting on, from each other's ends")
-        exchanged = _exchanged(self.questions)
-        alone = [self._on(run, run.network) for n in plan.networks if n not in exchanged for run in self._ends(n)]
+        paired = exchanged(self.questions)
+        alone = [self._on(run, run.network) for n in plan.networks if n not in paired for run in self._ends(n)]
         self._go([run for question in self.questions for run in self._pairs(question)] + alone)
         self._take_whole(plan.networks)
         self._more()
@@ -190,14 +87,17 @@ class Search:
     def _widen(self) -> None:
         """Short runs at twice the width, while the evidence rises by more than its error and a long run there is within the reserve."""
         while True:
-            wider = []
+            wider: list[Run] = []
             for network in self.plan.networks:
                 width, rise = self._last_rise(network)
                 new = 2 * width
                 if rise is None or not rise.counts or new > self.plan.widest:
                     continue
                 runs = [Run(network, new, seed, "short") for seed in range(FEWEST)]
-                if self.spent + self._ahead({network: new}) + sum(map(self._price, [*wider, *runs])) <= self.plan.budget:
+                if (
+                    self.spent + self._ahead({network: new}) + sum(self._price(run) for run in [*wider, *runs])
+                    <= self.plan.budget
+                ):
                     wider += runs
             if not wider:
                 return
@@ -207,7 +107,7 @@ class Search:
     def _ahead(self, widths: Mapping[str, float]) -> float:
         """What long runs, those from their ends and whole evidence take, at the present choice of widths, or at these."""
         cost = {network: self.cost(network, widths.get(network, self.width(network))) for network in self.plan.networks}
-        return sum(_after_short(self.plan, self.questions, cost)) + sum(cost.values()) * self.plan.part("whole")
+        return sum(after_short(self.plan, self.questions, cost)) + sum(cost.values()) * self.plan.part("whole")
 
     def _seeds(self, network: str) -> range:
         """The seeds of long runs: all, or one of a network that is hopeless."""
@@ -284,7 +184,7 @@ class Search:
         todo = [run for run in dict.fromkeys(runs) if run not in self.outcomes]
         if todo:
             self.outcomes |= self.perform(todo)
-            self.spent += sum(map(self._price, todo))
+            self.spent += sum(self._price(run) for run in todo)
 
     def _price(self, run: Run) -> float:
         return self.plan.part(run.stage) * self.cost(run.network, run.width)
@@ -332,7 +232,11 @@ class Search:
         strict, untied = (margins.best(self.values(network)) for network in (question.strict, question.untied))
         chance, freedom = self.between(question.strict, question.untied)
         tie = margins.margin(strict, untied, chance, freedom)
-        ways = [margins.margin(margins.best(self.values(question.relaxed)), strict, *self.between(question.relaxed, question.strict))]
+        ways = [
+            margins.margin(
+                margins.best(self.values(question.relaxed)), strict, *self.between(question.relaxed, question.strict)
+            )
+        ]
         for network in dict.fromkeys((question.untied, *question.breaking)):
             ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
         pairs = margins.mean(self.gains(question))
@@ -340,12 +244,15 @@ class Search:
         breaking = max(ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
-        tried = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
-        tried = {what: gain for what, gain in tried.items() if gain is not None}
+        trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
+        tried = {what: gain for what, gain in trials.items() if gain is not None}
         _, rise = self._last_rise(question.strict)
         why = _why(ways, tie, pairs) if judgement == "undecided" else ""
         if judgement == "no" and rise is not None and rise.counts and margins.could_still_close(breaking, rise.nats):
-            judgement, why = "undecided", "the network that keeps the symmetry still gains by being wider, as much as breaking gains"
+            judgement, why = (
+                "undecided",
+                "the network that keeps the symmetry still gains by being wider, as much as breaking gains",
+            )
         return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs)
 
     def between(self, one: str, other: str) -> tuple[float, int]:
@@ -362,7 +269,8 @@ class Search:
         before, last = ([self._value(r) for r in self._of(network, "short") if r.width == width] for width in widths[-2:])
         between, freedom = margins.spread(self._values("short"))
         chance = between * math.hypot(margins.of_best(len(last)), margins.of_best(len(before)))
-        return widths[-1], margins.margin(*(margins.best([Value(v) for v in some]) for some in (last, before)), chance, freedom)
+        wide, narrow = (margins.best([Value(value) for value in some]) for some in (last, before))
+        return widths[-1], margins.margin(wide, narrow, chance, freedom)
 
     def _widened(self, network: str) -> float | None:
         rise = self._last_rise(network)[1]
@@ -394,9 +302,6 @@ def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None) -> str:
     alike = pairs is not None and pairs.nats <= max(pairs.error, margins.FEW)
     if largest.nats > (max(largest.error, margins.FEW) if alike else margins.FEW):
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
-    return f"breaking it gains nothing, but the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
-
-
-def _exchanged(questions: Sequence[Question]) -> set[str]:
-    """The networks that are fitted on in pairs."""
-    return {network for q in questions for network in (q.strict, q.relaxed)}
+    return (
+        f"breaking it gains nothing, but the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
+    )

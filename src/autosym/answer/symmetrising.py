@@ -68,7 +68,8 @@ class Opinion:
 
     def __str__(self) -> str:
         held = "" if self.held_out is None else f", {self.held_out.nats:+.0f} held out"
-        return f"averaged over {self.symmetry}, {self.of} has {self.evidence:+.0f} nats of evidence ({self.training.nats:+.0f} of likelihood{held})"
+        likelihood = f"{self.training.nats:+.0f} of likelihood{held}"
+        return f"averaged over {self.symmetry}, {self.of} has {self.evidence:+.0f} nats of evidence ({likelihood})"
 
 
 def opinion(symmetry: str, of: str, fitted: Fit, data: Data, part: float, held_out: Data | None = None) -> Opinion:

@@ -19,7 +19,9 @@ SPOKEN = {
 }
 
 
-def write(answer: Answer, path: str | File, title: str = "", command: str = "", provenance: Mapping[str, Any] | None = None) -> File:
+def write(
+    answer: Answer, path: str | File, title: str = "", command: str = "", provenance: Mapping[str, Any] | None = None
+) -> File:
     """Write the answer as one HTML file that opens anywhere; needs the extra ``report`` (jinja2)."""
     contents = answer.as_dict() | {"title": title, "command": command, "provenance": dict(provenance or {})}
     return write_text(html(contents), File(path))
@@ -35,9 +37,15 @@ def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
     by = {what: [spoken(v["symmetry"]) for v in verdicts if v["judgement"] == what] for what in ("yes", "no", "undecided")}
     said = [f"The data are symmetric under {_listed(by['yes'])}"] if by["yes"] else []
     if by["no"]:
-        said.append(f"not under {_listed(by['no'], 'or')}" if said else f"The data are not symmetric under {_listed(by['no'], 'or')}")
+        said.append(
+            f"not under {_listed(by['no'], 'or')}" if said else f"The data are not symmetric under {_listed(by['no'], 'or')}"
+        )
     if by["undecided"]:
-        said.append(f"whether they are under {_listed(by['undecided'])} is undecided" if said else f"Whether the data are symmetric under {_listed(by['undecided'])} is undecided")
+        said.append(
+            f"whether they are under {_listed(by['undecided'])} is undecided"
+            if said
+            else f"Whether the data are symmetric under {_listed(by['undecided'])} is undecided"
+        )
     return f"{', '.join(said[:-1])}{', but ' if len(said) > 1 else ''}{said[-1]}."
 
 
@@ -54,9 +62,14 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": contents.get("title") or "Which symmetries do these data have?",
         "headline": headline(verdicts),
-        "verdicts": [v | {"name": spoken(v["symmetry"]), "breaking_text": nats(v["breaking"]), "tie_text": nats(v["tie"])} for v in verdicts],
+        "verdicts": [
+            v | {"name": spoken(v["symmetry"]), "breaking_text": nats(v["breaking"]), "tie_text": nats(v["tie"])}
+            for v in verdicts
+        ],
         "figures": figures(contents),
-        "candidates": [c | {"behind": high - c["log_evidence"], "length": _length(c["log_evidence"], low, high)} for c in candidates],
+        "candidates": [
+            c | {"behind": high - c["log_evidence"], "length": _length(c["log_evidence"], low, high)} for c in candidates
+        ],
         "notes": contents["notes"],
         "samples": contents["samples"],
         "command": contents.get("command"),

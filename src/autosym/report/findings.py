@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.answer.comparison import Comparison, judged
-from autosym.answer.margins import chances
 from autosym.answer.equivariance import equivariance_error
+from autosym.answer.margins import chances
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.passes import Pass, alike
@@ -278,7 +278,9 @@ def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first, with posterior probabilities (equal prior probabilities); failed ones last, without."""
     usable = sorted((row for row in rows if not row.get("failed")), key=lambda row: -row["log_evidence"])
     values = {str(place): row["log_evidence"] for place, row in enumerate(usable)}
-    errors = {str(place): row.get("error") or 0.0 for place, row in enumerate(usable)}  # of numbers that are given none is known
+    errors = {
+        str(place): row.get("error") or 0.0 for place, row in enumerate(usable)
+    }  # of numbers that are given none is known
     known = zip(usable, chances(values, errors).values(), strict=True) if usable else ()
     return [row | {"probability": p} for row, p in known] + [row | {"probability": None} for row in rows if row.get("failed")]
 

@@ -51,7 +51,9 @@ def hand_over(source: nn.Module, target: nn.Module, precision: Mapping[str, floa
     new: set[int] = set()
     for name, layer in ours.items():
         if name not in theirs:
-            raise ValueError(f"{name or 'the model'} is a relaxed layer of the target only: hand over between networks of one form")
+            raise ValueError(
+                f"{name or 'the model'} is a relaxed layer of the target only: hand over between networks of one form"
+            )
         for path in layer:
             if path not in theirs[name]:
                 silence(layer[path])

@@ -73,7 +73,11 @@ class Simplification:
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
         changed = "nothing given up" if abs(self.given_up) < 0.05 else f"{changed} in all"
         found = f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed}; precisions were learned again for both"
-        how = f"after {self.refit} more epochs without it" if self.refit else "as trained, the rest not fitted on (refit=EPOCHS does)"
+        how = (
+            f"after {self.refit} more epochs without it"
+            if self.refit
+            else "as trained, the rest not fitted on (refit=EPOCHS does)"
+        )
         return "\n".join([table(rows, "<<>><"), found, f"each path is priced {how}", *(f"Caution: {c}" for c in self.cautions)])
 
 
@@ -95,9 +99,9 @@ def simplify(
     such step. If all steps give up more than ``total`` together, paths are put back one after the other, the one worth most by itself
     first, until they do not.
 
-    With ``refit`` so many epochs are trained without the paths that are left out, and as many with all, before each is priced: slower, and
-    what a network without them is really worth. Weights change then. It trains on ``data`` as they are, so it is not the default: a fit does
-    not know whether it was trained on augmented ones.
+    With ``refit`` so many epochs are trained without the paths that are left out, and as many with all, before each is priced: slower,
+    and what a network without them is really worth. Weights change then. It trains on ``data`` as they are, so it is not the default: a
+    fit does not know whether it was trained on augmented ones.
 
     This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. A
     sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
@@ -174,9 +178,7 @@ def _log_evidence(fitted: Fit) -> float:
 
 
 @torch.no_grad()
-def _without(
-    fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0
-) -> Fit:
+def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0) -> Fit:
     """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs."""
     model, prior, likelihood = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior), copy.deepcopy(fitted.likelihood)
     if refit:

@@ -21,12 +21,16 @@ def widened(model: nn.Module, example: Tensor, factor: int) -> nn.Module:
     kinds = (nn.Conv2d, nn.Linear)
     layers = [m for m in _in_order(made, example[:2]) if isinstance(m, kinds)]
     if not layers or any(is_subclass(m) for m in layers):
-        raise ValueError("it has no plain Conv2d or Linear layers to widen: give a factory, width -> module, in place of the model")
+        raise ValueError(
+            "it has no plain Conv2d or Linear layers to widen: give a factory, width -> module, in place of the model"
+        )
     for module in made.modules():
         if type(module) in kinds:
             _widen(module, factor, module is layers[0], module is layers[-1])
         elif isinstance(module, NORMS):
-            module.__init__(factor * module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)  # type: ignore[misc]
+            type(module).__init__(
+                module, factor * module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
+            )
         elif type(module) is nn.GroupNorm:
             module.__init__(module.num_groups, factor * module.num_channels, module.eps, module.affine)  # type: ignore[misc]
     made.to(example).train(model.training)
@@ -39,7 +43,9 @@ def widened(model: nn.Module, example: Tensor, factor: int) -> nn.Module:
             "place of the model"
         ) from error
     if wide.shape != given.shape:
-        raise ValueError(f"with {factor} times the channels its outputs are {tuple(wide.shape)}: give a factory, width -> module")
+        raise ValueError(
+            f"with {factor} times the channels its outputs are {tuple(wide.shape)}: give a factory, width -> module"
+        )
     return made
 
 
@@ -72,5 +78,13 @@ def _widen(module: nn.Module, factor: int, first: bool, last: bool) -> None:
         return
     assert isinstance(module, nn.Conv2d)
     groups = module.groups * factor if module.groups == module.in_channels > 1 and not first else module.groups
-    form = (module.kernel_size, module.stride, module.padding, module.dilation, groups, module.bias is not None, module.padding_mode)
+    form = (
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        groups,
+        module.bias is not None,
+        module.padding_mode,
+    )
     module.__init__(inside * module.in_channels, outside * module.out_channels, *form)  # type: ignore[misc]
