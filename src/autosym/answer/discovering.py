@@ -21,7 +21,7 @@ from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import Built, Given, checked
 from autosym.answer.margins import FEW
-from autosym.answer.plans import FITS, Question, Run, planned, sure_cost
+from autosym.answer.plans import FITS, Question, planned, sure_cost
 from autosym.answer.routes import PART, Fitter, Store
 from autosym.answer.search import Finding, Search
 from autosym.answer.symmetrising import Opinion
@@ -93,7 +93,7 @@ def discover(
         verdicts = [
             _verdict(search, fitter, q, f, held_out) for q, f in zip(networks.questions, search.findings(), strict=True)
         ]
-    key = _chosen(search)
+    key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
     notes = (*networks.notes, *_shortened(fitter.plan.scale, fitter.schedule.epochs))
@@ -265,12 +265,17 @@ def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:
     return sorted(found, key=lambda candidate: -candidate.log_evidence)
 
 
-def _chosen(search: Search) -> str:
-    """The end with the most evidence; without the paths that layers do not need, if that is the network they were left out of."""
+def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
+    """The end with the most evidence; the strict network's, if breaking gains nothing; without what layers do not need to break."""
     best = search.best(*search.plan.networks)
     if best is None:
         raise ValueError("nothing was learned: the evidence of every network has failed; train longer, or rescale the inputs")
-    simpler: list[Run] = [run for run in search.outcomes if run.stage == "layers" and run.start == best.start]
-    kept = {name for prices in search.prices.values() for name, price in prices.items() if not price.needed}
-    match = [run for run in simpler if run.left and set(run.left) == kept]
-    return match[0].key if match else best.start
+    for question, verdict in zip(search.questions, verdicts, strict=True):
+        strict = search.best(question.strict)
+        if verdict.judgement == "yes" and best.network == question.relaxed and strict is not None:
+            best = strict if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW else best
+    unneeded = {name for prices in search.prices.values() for name, price in prices.items() if not price.needed}
+    for run in search.outcomes:
+        if run.stage == "layers" and run.start == best.start and run.left and set(run.left) == unneeded:
+            return run.key
+    return best.start
