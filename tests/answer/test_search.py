@@ -178,3 +178,17 @@ def test_runs_have_names_of_their_own():
     runs += [Run("a", 1, 0, "layers", "x", ("p",)), Run("a", 1, 0, "layers", "x", ("q",))]
     assert len({run.key for run in runs}) == len(runs)
     assert "/" not in Run("a/b:c d", 1, 0, "long").key
+
+
+def test_seeds_that_begin_by_other_routes_do_not_widen_the_spread():
+    """Seed 0 begins with trained weights, far ahead of the others: that is no chance."""
+
+    class Trained(Stub):
+        def value(self, run):
+            return super().value(run) + 300.0 * (run.seed == 0 and run.stage != "whole")
+
+    wide, own = (
+        Search((SHIFTS,), planned((SHIFTS,), (), (1.0, 2.0), 3, 8.0, cost), Trained(SYMMETRIC), cost, route=route).run()
+        for route in (lambda run: "", lambda run: "trained" if run.seed == 0 else "")
+    )
+    assert own.spread()[0] < 30 < wide.spread()[0]

@@ -1,5 +1,6 @@
 """What ``discover`` found: a verdict on each symmetry with its margins, the candidates, and the best of them as a fit."""
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,12 @@ from autosym.answer.hypotheses import Built, Given, breaking
 from autosym.answer.margins import FEW, Judgement, Margin
 from autosym.answer.plans import Run
 from autosym.answer.symmetrising import Gain, Opinion
+from autosym.linear.path import Path
+from autosym.nn.layers import Branch, Relaxed
 from autosym.runtime import files, processes
 from autosym.runtime.tables import table
 from autosym.surgery.handing_over import without
+from autosym.surgery.hardening import harden
 from autosym.training.fitted import Fit, load
 
 FILE, KIND, VERSION = "answer.json", "autosym answer", 1
@@ -111,6 +115,11 @@ class Answer:
             )
         return self.found
 
+    def plain(self) -> nn.Module:
+        """The best network in ordinary torch layers: hardened (``harden``), or a copy, if it has no others."""
+        made = any(isinstance(module, (Relaxed, Branch, Path)) for module in self.fit.model.modules())
+        return harden(self.fit) if made else copy.deepcopy(self.fit.model)
+
     def verdict(self, symmetry: str) -> Verdict:
         """The verdict on one symmetry."""
         known = {verdict.symmetry: verdict for verdict in self.verdicts}
@@ -120,8 +129,9 @@ class Answer:
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the most evidence."""
-        return max(self.candidates, key=lambda candidate: candidate.log_evidence)
+        """The candidate with the most evidence; where that gains nothing by breaking a symmetry, the strict one."""
+        own = [candidate for candidate in self.candidates if candidate.network == self.recipe.get("network")]
+        return own[0] if own else max(self.candidates, key=lambda candidate: candidate.log_evidence)
 
     def __str__(self) -> str:
         rows = [("symmetry", "there?", "breaking gains", "the tie is worth", "")]

@@ -6,6 +6,7 @@ verdicts     by two margins of evidence with their errors                       
 opinion      the best network that breaks a symmetry, averaged over its group: a contradiction leaves it undecided  (``symmetrising``)
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +89,9 @@ def discover(
     forecast = _planned(fitter, seeds, budget, minutes)
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
-        search = Search(networks.questions, fitter.plan, fitter.perform, fitter.share, tell, fitter.layers).run()
+        search = Search(
+            networks.questions, fitter.plan, fitter.perform, fitter.share, tell, networks.route, fitter.layers
+        ).run()
         tell("second opinions")
         verdicts = [
             _verdict(search, fitter, q, f, held_out) for q, f in zip(networks.questions, search.findings(), strict=True)
@@ -112,9 +115,8 @@ def _planned(fitter: Fitter, seeds: int, budget: float, minutes: float | None) -
     epoch, each = _seconds(fitter, *largest)
     runs = len(everything) * (2 * len(networks.widths) + seeds + 4)
     if minutes is not None:
-        fitter.schedule = fitter.store.schedule(
-            replace(fitter.schedule, epochs=_epochs(60 * minutes - runs * each, budget * epoch, fitter.schedule.epochs))
-        )
+        epochs = processes.agreed(_epochs(60 * minutes - runs * each, budget * epoch, fitter.schedule.epochs))
+        fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=int(epochs)))
         fitter.work.clear()
     fitter.plan = planned(networks.questions, networks.others, networks.widths, seeds, budget, fitter.share)
     total = sum(sure_cost(fitter.plan, networks.questions, fitter.share))
@@ -173,18 +175,19 @@ def _networks(
     if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
         raise TypeError(f"model must be a torch module, a name for nets.build or a factory width -> module, got {model!r}")
     trained = isinstance(model, nn.Module) and _is_trained(model, data, likelihood)
+    x = x.to(
+        next((model if isinstance(model, nn.Module) else model(1)).parameters())
+    )  # its device and precision, whatever the data's
     return Given(model, names, x, trained), recipe | {"name": None, "trained": trained, "free": "auto"}
 
 
 @torch.no_grad()
 def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
     """Whether outputs fit their own targets better than those of other samples."""
-    x, y = next(iter(batches(data, 256)))
-    was, _ = model.training, model.eval()
-    x, y = to_model(x, y, model, "discover")
+    model = copy.deepcopy(model).eval()
+    x, y = to_model(*next(iter(batches(data, 256))), model, "discover")
     f = model(x)
     own, others = (float(likelihood.loss(g, y)) / len(y) for g in (f, f.roll(1 + len(f) // 2, 0)))
-    model.train(was)
     return others - own > TRAINED
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from autosym.answer.plans import Question
+from autosym.answer.plans import Question, Run
 from autosym.linear.conv import Conv
 from autosym.linear.groups import GROUPS
 from autosym.linear.path import Kept
@@ -26,7 +26,7 @@ from autosym.nn import nets
 from autosym.nn.layers import Relaxed
 from autosym.surgery.handing_over import relaxed, wake, without
 from autosym.surgery.lifting import Lifting, lift
-from autosym.surgery.relaxing import relax
+from autosym.surgery.relaxing import Relaxation, relax
 from autosym.surgery.widening import anew, widened
 
 SHIFTS = "translations"
@@ -45,6 +45,10 @@ class Networks(Protocol):
 
     def build(self, network: str, width: float, seed: int) -> nn.Module:
         """The network, initialised by ``seed``; the same each time."""
+        ...
+
+    def route(self, run: Run) -> str:
+        """By which weights a run begins."""
         ...
 
 
@@ -125,6 +129,9 @@ class Built:
             made = nets.build(network, tuple(self.example.shape[1:]), self.classes, **(self.form | {"width": fields}))
         return made.to(self.example)
 
+    def route(self, run: Run) -> str:
+        return ""
+
 
 class Given:
     """Networks made of a user's CNN: by ``lift`` strict, by ``relax`` free. ``model`` is a module, or a factory: width -> module.
@@ -153,6 +160,10 @@ class Given:
             except ValueError as error:
                 self.widths = (1.0,)
                 notes.append(f"only one width was tried: {error}")
+        if self.shifts and self._has_waves():
+            notes.append(
+                "maps are too large for F-FC: the network without the tie has waves of position alone, and is a weak rival"
+            )
         self.notes = tuple(notes)
         apart = not self.shifts or not self._keeps_shifts()
         self.others: tuple[str, ...] = (AS_GIVEN,) if apart else ()
@@ -207,8 +218,17 @@ class Given:
             return widened(self.model, self.example, int(width)).eval()
         return (copy.deepcopy(self.model) if self._begins_trained(width, seed) else anew(self.model)).to(self.example).eval()
 
+    def route(self, run: Run) -> str:
+        return "trained" if self._begins_trained(run.width, run.seed) else ""
+
     def _begins_trained(self, width: float, seed: int) -> bool:
         return self.trained and seed == 0 and width == 1
+
+    def _has_waves(self) -> bool:
+        with seeded(0):
+            made = relax(lift(self._plain(1, 0), self.example, SHIFTS), self.example, paths=self.free).relaxation
+        assert isinstance(made, Relaxation)
+        return any("where" in note.paths for note in made.layers)
 
     def _keeps_shifts(self) -> bool:
         with seeded(0):

@@ -58,6 +58,7 @@ class Search:
     perform: Perform
     cost: Cost
     tell: Callable[[str], None] = lambda text: None
+    route: Callable[[Run], str] = lambda run: ""  # by which weights a run begins: seeds of other routes tell nothing of chance
     layers: Callable[[str], Sequence[str]] = lambda network: ()  # of a relaxed network: those with paths that break
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
@@ -206,8 +207,9 @@ class Search:
         """The standard deviation between seeds of the best ends of each network, and its degrees of freedom."""
         found: dict[tuple[str, int], float] = {}
         for run in (run for network in self.plan.networks for run in self._of(network, *FITS)):
-            found[run.network, run.seed] = max(self._value(run), found.get((run.network, run.seed), -math.inf))
-        return margins.spread([Value(value, 0.0, network) for (network, _), value in found.items()])
+            arm = (f"{run.network} {self.route(run)}", run.seed)
+            found[arm] = max(self._value(run), found.get(arm, -math.inf))
+        return margins.spread([Value(value, 0.0, arm) for (arm, _), value in found.items()])
 
     def values(self, *networks: str) -> list[Value]:
         """The evidence of whole networks."""
@@ -287,7 +289,8 @@ class Search:
         return max(gains, default=None)
 
     def _values(self, stage: Stage) -> list[Value]:
-        return [Value(self._value(r), o.error, f"{r.network} {r.width}") for r, o in self.outcomes.items() if r.stage == stage]
+        runs = [run for run in self.outcomes if run.stage == stage]
+        return [Value(self._value(run), 0.0, f"{run.network} {run.width} {self.route(run)}") for run in runs]
 
     def _of(self, network: str, *stages: Stage) -> list[Run]:
         return sorted(run for run in self.outcomes if run.network == network and run.stage in stages)
