@@ -101,6 +101,15 @@ def test_wider_while_evidence_rises_by_more_than_its_error():
     assert {run.width for run in little.outcomes if run.stage == "short"} == {1.0, 2.0}
 
 
+@pytest.mark.parametrize("budget", [8.0, 12.0, 16.0, 24.0, 40.0])
+def test_wider_networks_stay_within_the_budget(budget):
+    """Only the strict network gains by being wider: the relaxed one is then opened at that width too."""
+    stub = Stub(SYMMETRIC, width=lambda network, width: 300.0 * math.log2(width) * (network == "conv"))
+    search = searched(stub, budget=budget)
+    widths = {run.width for run in search.outcomes if run.network == "f-fc+conv" and run.stage == "on"}
+    assert max(widths) == search.width("conv")
+
+
 def test_a_symmetry_is_not_rejected_by_a_network_that_is_too_small():
     def width(network, width):
         return 1495.0 * (math.log2(width) - 1) if network == "conv" else 0.0

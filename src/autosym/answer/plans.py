@@ -100,17 +100,26 @@ def planned(
 
 def sure_cost(plan: Plan, questions: Sequence[Question], cost: Cost) -> tuple[float, float]:
     """What fits, and what whole evidence takes at most, without what is wider than the first widths, and without more seeds."""
-    worst = {network: max(cost(network, width) for width in plan.widths) for network in plan.networks}
+    worst = {network: max(plan.widths, key=lambda width: cost(network, width)) for network in plan.networks}
     short = sum(cost(network, width) for network in plan.networks for width in plan.widths) * FEWEST * plan.part("short")
-    long, on = after_short(plan, questions, worst)
-    return short + long + on, sum(worst.values()) * plan.part("whole")
+    fits, whole = after_short(plan, questions, worst, cost)
+    return short + fits, whole
 
 
-def after_short(plan: Plan, questions: Sequence[Question], cost: Mapping[str, float]) -> tuple[float, float]:
-    """What long runs take, and those that go on from them, at these costs of the networks."""
-    on = sum(2 * cost[q.strict] + 2 * cost[q.relaxed] for q in questions)
-    on += sum(cost[network] for network in plan.networks if network not in exchanged(questions))
-    return plan.seeds * sum(cost.values()) * plan.part("long"), FEWEST * on * plan.part("on")
+def after_short(plan: Plan, questions: Sequence[Question], widths: Mapping[str, float], cost: Cost) -> tuple[float, float]:
+    """What long runs and those that go on from them take, and whole evidence, at these widths of the networks."""
+    now = {network: cost(network, width) for network, width in widths.items()}
+    on = sum(now[network] for network in plan.networks if network not in exchanged(questions))
+    for q in questions:  # both at the width of either
+        on += sum(cost(network, widths[other]) for network in (q.strict, q.relaxed) for other in (q.strict, q.relaxed))
+    long = plan.seeds * sum(now.values()) * plan.part("long")
+    widest = {n: max([widths[n], *(widths[o] for q in questions for o in _both(q) if n in _both(q))]) for n in plan.networks}
+    whole = sum(cost(network, width) for network, width in widest.items()) * plan.part("whole")
+    return long + FEWEST * on * plan.part("on"), whole
+
+
+def _both(question: Question) -> tuple[str, str]:
+    return question.strict, question.relaxed
 
 
 def exchanged(questions: Sequence[Question]) -> set[str]:

@@ -88,27 +88,19 @@ class Search:
     def _widen(self) -> None:
         """Short runs at twice the width, while the evidence rises by more than its error and a long run there is within the reserve."""
         while True:
-            wider: list[Run] = []
+            wider, widths = [], {network: self.width(network) for network in self.plan.networks}
             for network in self.plan.networks:
                 width, rise = self._last_rise(network)
-                new = 2 * width
-                if rise is None or not rise.counts or new > self.plan.widest:
+                if rise is None or not rise.counts or 2 * width > self.plan.widest:
                     continue
-                runs = [Run(network, new, seed, "short") for seed in range(FEWEST)]
-                if (
-                    self.spent + self._ahead({network: new}) + sum(self._price(run) for run in [*wider, *runs])
-                    <= self.plan.budget
-                ):
-                    wider += runs
+                runs = [Run(network, 2 * width, seed, "short") for seed in range(FEWEST)]
+                ahead = after_short(self.plan, self.questions, widths | {network: 2 * width}, self.cost)
+                if self.spent + sum(ahead) + sum(self._price(run) for run in [*wider, *runs]) <= self.plan.budget:
+                    wider, widths = [*wider, *runs], widths | {network: 2 * width}
             if not wider:
                 return
             self.tell("wider networks")
             self._go(wider)
-
-    def _ahead(self, widths: Mapping[str, float]) -> float:
-        """What long runs, those from their ends and whole evidence take, at the present choice of widths, or at these."""
-        cost = {network: self.cost(network, widths.get(network, self.width(network))) for network in self.plan.networks}
-        return sum(after_short(self.plan, self.questions, cost)) + sum(cost.values()) * self.plan.part("whole")
 
     def _seeds(self, network: str) -> range:
         """The seeds of long runs: all, or one of a network that is hopeless."""
