@@ -182,6 +182,14 @@ def test_the_plan_is_within_the_budget_and_says_so_beforehand():
         planned((SHIFTS,), (), (1.0, 2.0), 1, 6.0, cost)
 
 
+def test_what_short_runs_leave_of_the_budget_makes_the_others_longer():
+    narrow, wide = (searched(Stub(SYMMETRIC, width=lambda network, width, w=w: 99.0 * (width == w))) for w in (1.0, 2.0))
+    for search in (narrow, wide):
+        assert search.plan.part("short") == search.plan.scale * PARTS["short"]
+        assert search.spent <= 8.0
+    assert narrow.plan.part("long") > wide.plan.part("long") >= wide.plan.scale
+
+
 def test_runs_have_names_of_their_own():
     runs = [Run("a", 1, 0, "on", "x"), Run("a", 1, 0, "on", "y"), Run("a", 1, 0, "long"), Run("a", 2, 0, "long")]
     runs += [Run("a", 1, 0, "layers", "x", ("p",)), Run("a", 1, 0, "layers", "x", ("q",))]

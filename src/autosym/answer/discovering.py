@@ -99,7 +99,7 @@ def discover(
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
-    notes = (*networks.notes, *_shortened(fitter.plan.scale, fitter.schedule.epochs))
+    notes = (*networks.notes, *_shortened(fitter.plan.part("long"), fitter.schedule.epochs))
     with processes.alone():
         fit = fitter.fitted(key)
     found = (tuple(verdicts), tuple(_candidates(search, fitter)), samples, search.spent, time.perf_counter() - begun)
@@ -216,10 +216,10 @@ def _epochs(seconds: float, each: float, most: int) -> int:
     return max(min(EPOCHS, most), min(most, int(seconds / each)))
 
 
-def _shortened(scale: float, epochs: int) -> list[str]:
-    if scale > 0.99:
+def _shortened(part: float, epochs: int) -> list[str]:
+    if part > 0.99:
         return []
-    return [f"runs had {scale:.0%} of {epochs} epochs, to stay within the budget: a larger one makes them longer"]
+    return [f"long runs had {part:.0%} of {epochs} epochs, to stay within the budget: a larger one makes them longer"]
 
 
 def _verdict(search: Search, fitter: Fitter, question: Question, finding: Finding, held_out: Data | None) -> Verdict:

@@ -59,9 +59,12 @@ class Question:
         return (self.strict, self.relaxed, self.untied)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """What may be spent, and on what: ``scale`` shortens all runs alike, so that those that are sure to be made are within the budget."""
+    """What may be spent, and on what. ``scale`` shortens all runs alike, so that those that are sure to be made are within the budget.
+
+    That is at the widths that cost most. When short runs have chosen widths, what is left makes the others longer (``stretched``).
+    """
 
     networks: tuple[str, ...]
     widths: tuple[float, ...]
@@ -69,10 +72,18 @@ class Plan:
     budget: float
     scale: float = 1.0
     widest: float = 4.0
+    stretched: float | None = None
 
     def part(self, stage: Stage) -> float:
         """Of the length of a fit; whole evidence takes what it takes."""
-        return (1.0 if stage == "whole" else self.scale) * PARTS[stage]
+        if stage == "whole":
+            return PARTS[stage]
+        return (self.scale if stage == "short" or self.stretched is None else self.stretched) * PARTS[stage]
+
+    def stretch(self, spent: float, fits: float, whole: float) -> None:
+        """Make runs longer by what short ones have left of the budget, if ``fits`` and ``whole`` are all that is still sure to be made."""
+        left = (1 - RESERVE) * self.budget - spent - whole
+        self.stretched = max(self.scale, min(1.0, self.scale * left / fits))
 
 
 Perform = Callable[[Sequence[Run]], Mapping[Run, Outcome]]

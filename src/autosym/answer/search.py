@@ -70,6 +70,8 @@ class Search:
         self.tell("short runs")
         self._go(Run(n, w, s, "short") for n in plan.networks for w in plan.widths for s in range(FEWEST))
         self._widen()
+        widths = {network: self.width(network) for network in plan.networks}
+        plan.stretch(self.spent, *after_short(plan, self.questions, widths, self.cost))
         self.tell("long runs")
         self._go(Run(n, self.width(n), s, "long") for n in plan.networks for s in self._seeds(n))
         self.tell("fitting on, from each other's ends")
@@ -88,7 +90,8 @@ class Search:
     def _widen(self) -> None:
         """Short runs at twice the width, while the evidence rises by more than its error and a long run there is within the reserve."""
         while True:
-            wider, widths = [], {network: self.width(network) for network in self.plan.networks}
+            wider: list[Run] = []
+            widths = {network: self.width(network) for network in self.plan.networks}
             for network in self.plan.networks:
                 width, rise = self._last_rise(network)
                 if rise is None or not rise.counts or 2 * width > self.plan.widest:
