@@ -148,10 +148,11 @@ def test_a_worse_optimum_of_the_relaxed_network_does_not_decide():
     assert verdicts(searched(Lucky(SYMMETRIC))) == ["yes"]
 
 
-def test_failed_runs_lose():
-    search = searched(Stub(SYMMETRIC | {"f-fc": -math.inf}))
-    assert verdicts(search) == ["yes"]
-    assert search.findings()[0].best["untied"] is None
+@pytest.mark.parametrize("network", ["conv", "f-fc+conv", "f-fc"])
+def test_a_network_whose_evidence_has_failed_decides_nothing(network):
+    (finding,) = searched(Stub(SYMMETRIC | {network: -math.inf})).findings()
+    assert finding.judgement == "undecided"
+    assert f"no run of {network} has evidence that can be used" in finding.why
 
 
 def test_questions_share_networks():

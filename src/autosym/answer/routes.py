@@ -60,7 +60,10 @@ class End:
 
 
 class Store:
-    """Outcomes and ends by run; in ``folder`` too, if there is one. ``settings`` must be those that the folder was begun with."""
+    """Outcomes and ends by run: in ``folder``, else in memory. ``settings`` must be those that the folder was begun with.
+
+    Several processes share the folder.
+    """
 
     def __init__(self, folder: File | None, settings: Mapping[str, Any]):
         self.folder = folder
@@ -91,18 +94,16 @@ class Store:
 
     def end(self, key: str) -> End:
         """Where the run with this key ended."""
-        if key not in self.ends:
-            assert self.folder is not None, key
-            about = _read(self.folder / key / "end.json")
-            self.ends[key] = End(load_file(self.folder / key / "end.safetensors"), about["precision"], about["noise"])
-        return self.ends[key]
+        if self.folder is None:
+            return self.ends[key]
+        about = _read(self.folder / key / "end.json")
+        return End(load_file(self.folder / key / "end.safetensors"), about["precision"], about["noise"])
 
     def keep(self, run: Run, outcome: Outcome, end: End | None) -> None:
         """The outcome is written last: a run with one is whole."""
         self.outcomes[run.key] = outcome
-        if end is not None:
-            self.ends[run.key] = end
         if self.folder is None:
+            self.ends |= {} if end is None else {run.key: end}
             return
         folder = self.folder / run.key
         if end is not None:
@@ -171,21 +172,21 @@ class Fitter:
     def perform(self, runs: Sequence[Run]) -> dict[Run, Outcome]:
         """All of ``runs``, each made once. Processes take turns, and tell each other what they found."""
         self.runs |= {run.key: run for run in runs}
-        todo = [run for run in runs if self.store.outcome(run) is None]
+        todo = processes.shared([run for run in runs if self.store.outcome(run) is None], 0)  # before anybody makes one of them
         owners = processes.owners([self.cost(run.network, run.width) for run in todo])
         own = [run for run, owner in zip(todo, owners, strict=True) if owner == processes.rank()]
         made: dict[str, tuple[Outcome, End | None]] = {}
         with processes.agreeing(), processes.alone():
             for run in own:
                 self.say(run, None)
-                made[run.key] = self._made(run)
-                self.store.keep(run, *made[run.key])
-                self.say(run, made[run.key][0])
+                outcome, end = self._made(run)
+                self.store.keep(run, outcome, end)
+                made[run.key] = outcome, end if self.store.folder is None else None
+                self.say(run, outcome)
         for run in todo:
-            found = processes.shared(made.get(run.key), owners[todo.index(run)])
-            self.store.outcomes[run.key] = found[0]
-            if found[1] is not None:
-                self.store.ends[run.key] = found[1]
+            outcome, end = processes.shared(made.get(run.key), owners[todo.index(run)])
+            self.store.outcomes[run.key] = outcome
+            self.store.ends |= {} if end is None else {run.key: end}
         outcomes = {run: self.store.outcome(run) for run in runs}
         return {run: outcome for run, outcome in outcomes.items() if outcome is not None}
 
@@ -196,7 +197,7 @@ class Fitter:
                 found, end = self._whole(run), None
             else:
                 fitted = self._fit(run)
-                found, end = _outcome(fitted), end_of(fitted)
+                found, end = _outcome(fitted), None if run.stage == "short" else end_of(fitted)  # from which nothing goes on
         except (NotFinite, ValueError) as error:
             if not isinstance(error, NotFinite) and "nothing was learned" not in str(error):
                 raise

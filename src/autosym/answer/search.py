@@ -245,6 +245,12 @@ class Search:
         tried = {what: gain for what, gain in trials.items() if gain is not None}
         _, rise = self._last_rise(question.strict)
         why = _why(ways, tie, pairs) if judgement == "undecided" else ""
+        failed = [network for network in question.networks if self.best(network) is None]
+        if failed:  # which says nothing against it: networks that explain all labels fail too
+            judgement, why = (
+                "undecided",
+                f"no run of {failed[0]} has evidence that can be used; train longer, or rescale the inputs",
+            )
         if judgement == "no" and rise is not None and rise.counts and margins.could_still_close(breaking, rise.nats):
             judgement, why = (
                 "undecided",
