@@ -306,6 +306,5 @@ def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None) -> str:
     alike = pairs is not None and pairs.nats <= max(pairs.error, margins.FEW)
     if largest.nats > (max(largest.error, margins.FEW) if alike else margins.FEW):
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
-    return (
-        f"breaking it gains nothing, but the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
-    )
+    worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
+    return f"breaking it gains {largest}, which is no more than chance, but {worth}"
