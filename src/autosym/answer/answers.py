@@ -54,9 +54,9 @@ class Verdict:
 
     @property
     def probability(self) -> float:
-        """That breaking gains nothing or that it gains something, whichever the judgement says; of undecided ones the larger of both."""
+        """By its own margin: of a no, that breaking gains; of a yes, that the tie is worth something; undecided: the likelier of both."""
         gains = self.breaking.probability
-        return {"no": gains, "yes": min(1.0, self.tie.probability), "undecided": max(gains, 1 - gains)}[self.judgement]
+        return {"no": gains, "yes": self.tie.probability, "undecided": max(gains, 1 - gains)}[self.judgement]
 
     @property
     def advice(self) -> tuple[str, ...]:

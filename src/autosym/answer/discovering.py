@@ -76,34 +76,38 @@ def discover(
     names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
     networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
-    settings = {
-        "symmetries": names,
-        "seeds": seeds,
-        "budget": budget,
-        "minutes": minutes,
-        "options": repr(sorted(options.items())),
-    }
-    settings |= {"data": checksum(data), "recipe": {k: repr(v) for k, v in recipe.items()}, "likelihood": likelihood.name}
+    settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
+    settings |= _known(model, data, recipe) | {"options": sorted(more), "likelihood": likelihood.name}
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
     forecast = _planned(fitter, seeds, budget, minutes)
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
-        search = Search(
-            networks.questions, fitter.plan, fitter.perform, fitter.share, tell, networks.route, fitter.layers
-        ).run()
+        steps = (fitter.perform, fitter.share, tell, networks.route, fitter.layers)
+        search = Search(networks.questions, fitter.plan, *steps).run()
         tell("second opinions")
-        verdicts = [
-            _verdict(search, fitter, q, f, held_out) for q, f in zip(networks.questions, search.findings(), strict=True)
-        ]
+        found = zip(networks.questions, search.findings(), strict=True)
+        verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
+    return _answer(search, fitter, verdicts, recipe, begun)
+
+
+def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float) -> Answer:
+    """The verdicts with the candidates, and the best of them as a fit."""
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
-    notes = (*networks.notes, *_shortened(fitter.plan.part("long"), fitter.schedule.epochs))
+    notes = (*fitter.networks.notes, *_shortened(fitter.plan.part("long"), fitter.schedule.epochs))
     with processes.alone():
         fit = fitter.fitted(key)
-    found = (tuple(verdicts), tuple(_candidates(search, fitter)), samples, search.spent, time.perf_counter() - begun)
+    found = (tuple(verdicts), tuple(_candidates(search, fitter)), fitter.samples, search.spent, time.perf_counter() - begun)
     return Answer(*found, notes, recipe, fit)
+
+
+def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a search from others in its folder: the data, and the model that is given."""
+    weights = model.state_dict().values() if isinstance(model, nn.Module) else ()
+    given = [len(weights), sum(float(tensor.double().abs().sum()) for tensor in weights)]
+    return {"data": checksum(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
 
 
 def _planned(fitter: Fitter, seeds: int, budget: float, minutes: float | None) -> Forecast:

@@ -107,7 +107,8 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
         "provenance": provenance(device),
     }
     write(result, out / "result.json")
-    write(shown | {"command": _command(run)}, out / "report.json", indent=None)
+    options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
+    write(shown | {"command": _command(run, ["fit", run.task], options)}, out / "report.json", indent=None)
     return result
 
 
@@ -142,9 +143,8 @@ def discover(
     )
     answer.save(out)
     options = {"minutes": minutes, "budget": budget, "seeds": seeds, "model": run.model, "test": run.test or None, "out": out}
-    options["size"] = run.size and f"{run.size[0]}x{run.size[1]}"
-    given = [f"--{k}={v}" for k, v in options.items() if v is not None]
-    command = shlex.join(["autosym", "discover", run.task, "--symmetries", *symmetries, *given])
+    options["classes"] = run.classes
+    command = _command(run, ["discover", run.task, "--symmetries", *symmetries], options)
     result = answer.as_dict() | {
         "headline": answered.headline(answer.as_dict()["verdicts"]),
         "text": str(answer),
@@ -164,11 +164,11 @@ def discover(
     return result
 
 
-def _command(run: Run) -> str:
-    """The command that repeats the run."""
-    options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
-    options["size"] = run.size and f"{run.size[0]}x{run.size[1]}"
-    return shlex.join(["autosym", "fit", run.task, *(f"--{k}={v}" for k, v in options.items() if v is not None)])
+def _command(run: Run, words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """The command that repeats a run: its ``words``, then ``options`` that are not None."""
+    size = run.size and f"{run.size[0]}x{run.size[1]}"
+    given = [f"--{key}={value}" for key, value in (*options.items(), ("size", size)) if value is not None]
+    return shlex.join(["autosym", *words, *given])
 
 
 def _check(run: Run) -> None:
