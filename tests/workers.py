@@ -16,6 +16,7 @@ import autosym
 from autosym.evidence import laplace, whole
 from autosym.nn import nets
 from autosym.runtime import processes
+from searched import pictures
 
 FORKED = multiprocessing.get_context("forkserver")  # each process a fork of one that has imported torch already
 FORKED.set_forkserver_preload(["autosym"])
@@ -64,6 +65,16 @@ def whole_evidence():
     prior = autosym.Prior(at.names, 0.7)
     routes = {how: whole.at(net, (x, y), at, prior, how=how) for how in ("weights", "rows", "probes")}
     return {how: [w.evidence.log_evidence.item(), *w.gamma.tolist()] for how, w in routes.items()}
+
+
+def discovered(folder=None):
+    """A search whose runs processes share."""
+    torch.set_num_threads(1)
+    form = {"width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
+    options = {"network": form, "epochs": 3, "seeds": 2, "batch_size": 16, "resume": folder}
+    answer = autosym.discover("f-fc+conv", pictures(30), "translations", **options)
+    weights = sum(t.double().sum().item() for t in answer.fit.weights.values())
+    return {**answer.as_dict(), "seconds": 0, "weights": weights}
 
 
 def wrapped():
@@ -177,7 +188,7 @@ def killed(folder):
 
 
 FAULTY = (faulty_evidence, extra_batch, one_nan, killed_in_evidence, killed)
-JOBS = {job.__name__: job for job in (evidence, whole_evidence, wrapped, fitted, sharded_fit, *FAULTY)}
+JOBS = {job.__name__: job for job in (evidence, whole_evidence, wrapped, fitted, sharded_fit, discovered, *FAULTY)}
 
 
 def _work(rank, parts, folder, name, arguments):

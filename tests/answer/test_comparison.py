@@ -107,12 +107,30 @@ def test_where_all_evidence_has_failed_no_model_is_the_best():
         found.best  # noqa: B018
 
 
+def test_odds_include_errors(data):
+    """Evidence of Kronecker factors, or that moved to the end of training, does not tell models apart that are so close."""
+    x, y = data
+    one, other = at_mode(Part(range(5)), x, y), at_mode(Part(range(3)), x, y)
+    exact = autosym.compare([one, other], data)
+    assert exact.models[0].error == pytest.approx(0, abs=1e-6)
+    assert exact.models[1].probability == pytest.approx(exact.models[1].at_face_value)
+    gap = -exact.models[1].difference
+    moving = [{"log_evidence": value} for value in (0.0, 3 * gap, 0.0, 3 * gap)]
+    moved = autosym.compare([replace(one, history=moving), replace(other, history=moving)], data)
+    assert moved.models[0].error == pytest.approx(3 * gap / math.sqrt(2))
+    assert moved.models[1].probability > 0.2 > 1e6 * moved.models[1].at_face_value
+    kronecker = autosym.compare([one, other])
+    gamma = float(one.laplace.effective_parameters(one.prior).detach().sum())
+    assert kronecker.models[0].error == pytest.approx(0.5 / math.sqrt(12) * gamma)
+    assert "+-" in str(moved)
+
+
 def test_close_models_share_the_probability():
     """A feature that carries nothing: the smaller model is a little better, and the odds are those of the evidence."""
     x, y = regression(samples=40, size=5)
     x = torch.cat([x, 0.01 * torch.randn(40, 1).double()], 1)
     found = autosym.compare([at_mode(Part(range(6)), x, y), at_mode(Part(range(5)), x, y)])
-    odds = found.models[0].probability / found.models[1].probability
+    odds = found.models[0].at_face_value / found.models[1].at_face_value
     assert odds == pytest.approx(math.exp(-found.models[1].difference))
     assert 0.1 < found.models[1].probability < 0.9
     assert {model.name for model in found} == {"0", "1"}

@@ -296,5 +296,23 @@ FAULTS = {
     "cli: every seed is the first": Fault("cli/published.py",
         "replace(config, seed=seed), *where", "config, *where",
         "cli/test_table_command.py -k seeds"),
+    # discover
+    "margins: every positive margin counts": Fault("answer/margins.py",
+        "return self.nats > self.bound", "return self.nats > 0", "answer/test_margins.py"),
+    "margins: networks that learned nothing make others sure": Fault("answer/margins.py",
+        "if max(values) - min(values) > LEAST] or several", "] or several", "answer/test_margins.py"),
+    "search: a network that is too small rejects a symmetry": Fault("answer/search.py",
+        'if judgement == "no" and rise is not None', 'if judgement == "" and rise is not None', "answer/test_search.py"),
+    "search: nobody is fitted from the other's end": Fault("answer/search.py",
+        "[self._on(end, network) for one in both for end in self._ends(one) for network in both]",
+        "[self._on(end, one) for one in both for end in self._ends(one)]", "answer/test_search.py"),
+    "handing over: precisions by the factor, not its square": Fault("surgery/handing_over.py",
+        "/ scales.get(id(site.parameter), 1.0) ** 2", "/ scales.get(id(site.parameter), 1.0)", "surgery/test_handing_over.py"),
+    "symmetrising: a loss is a gain": Fault("answer/symmetrising.py",
+        "gains.append(losses[0] - losses[1])", "gains.append(losses[1] - losses[0])",
+        "answer/test_discovering.py -k sum_over"),
+    "discover: a second opinion is not heard": Fault("answer/discovering.py",
+        'if finding.judgement == "no" and opinion.supports:', 'if finding.judgement == "" and opinion.supports:',
+        "answer/test_discovering.py -k contradicts"),
 }
 # fmt: on

@@ -71,6 +71,16 @@ def test_demo_in_processes(capsys, tmp_path):
     check_demo(json.loads(out), tmp_path)
 
 
+@pytest.mark.slow
+def test_demo_of_discover(capsys, tmp_path):
+    text = shown(capsys, "demo", "--discover", "--epochs", "2", "--out", tmp_path).out
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert [result["task"] for result in found["answers"]] == ["digit", "digit+quadrant"]
+    assert [result["truth"] for result in found["answers"]] == ["yes", "no"]
+    assert "Digit and quadrant (shifts are a symmetry: no)" in text
+    assert (tmp_path / "digit" / "answer.json").exists()
+
+
 def cell(task, model, method, correct):
     row = {"task": task, "model": model, "method": method, "accuracy": 100 * sum(correct) / len(correct)}
     return {"row": row, "correct": correct, "symmetry": [f"of {task}"], "config": {"model": model}}

@@ -12,6 +12,7 @@ from torch import nn
 
 import autosym
 from autosym.answer.equivariance import equivariance_error
+from autosym.answer.margins import chances
 from autosym.evidence.predictive import calibration_error, reliability
 from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense
@@ -232,8 +233,9 @@ def test_alternatives_are_compared_with_this_fit(fitted):
     assert rows[0]["name"] == "better"
     assert {row["name"] for row in rows} == {"this", "conv", "better"}
     assert rows[0]["warnings"] == [findings.UNCHECKED]
-    evidences = torch.tensor([row["log_evidence"] for row in rows], dtype=torch.float64)
-    assert [row["probability"] for row in rows] == pytest.approx(evidences.softmax(0).tolist())
+    expected = chances({row["name"]: row["log_evidence"] for row in rows}, {row["name"]: row.get("error", 0) for row in rows})
+    assert {row["name"]: row["probability"] for row in rows} == pytest.approx(expected), "errors are in the odds"
+    assert all(row["error"] > 0 for row in rows[1:])
     assert next(row for row in rows if row["name"] == "conv")["log_evidence"] == float(other.evidence.log_evidence)
 
 
@@ -267,13 +269,18 @@ def test_a_fit_whose_evidence_has_failed_has_that_as_its_headline_and_is_the_bes
     rows = {row["name"]: row for row in said["compare"]}
     assert list(rows) == ["number", "slow", "this", "record"]
     assert [row["failed"] for row in rows.values()] == [False, False, True, True]
-    assert [row["probability"] for row in rows.values()] == [*torch.tensor([1.0, 0.0]).double().softmax(0).tolist(), None, None]
+    assert [row["probability"] for row in rows.values()] == pytest.approx([0.73, 0.27, None, None], abs=0.01)
     for name in ("this", "record"):
         assert rows[name]["warnings"][0].startswith("its evidence must not be used, so it is not ranked: a log evidence of -")
     whole = page.view(said)
     assert whole["headline"] == str(*fit.symmetry().cautions)
     assert [row["behind"] for row in whole["compare"]] == [0.0, pytest.approx(1.0), None, None]
-    assert [row["strength"] for row in whole["compare"]] == [None, "positive", "it has failed", "it has failed"]
+    assert [row["strength"] for row in whole["compare"]] == [
+        None,
+        "not worth more than a mention",
+        "it has failed",
+        "it has failed",
+    ]
     text = page.html(said)
     assert text.count("its evidence must not be used, so it is not ranked") == 2
     assert Page(text).text.count("The evidence must not be used: a log evidence") == 1
@@ -300,4 +307,4 @@ def test_evidence_of_other_data_is_refused(fitted):
 def test_the_page_says_how_far_behind_an_alternative_is(fitted):
     own = float(fitted[0].evidence.log_evidence)
     text = Page(page.html(findings.contents(fitted[0], compare={"conv": own - 4.0}, title="this"))).text
-    assert re.search(r"conv .* 4\.00 54\.6 : 1 1\.8 % strong", text.replace("\u202f", " ")), text
+    assert re.search(r"conv .* 4\.00 5\d\.\d : 1 1\.9 % strong", text.replace("\u202f", " ")), "54.6 : 1 without errors"

@@ -55,6 +55,15 @@ def test_a_fit_is_that_of_one_process_at_the_same_global_batch(parts, tmp_path):
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 6, "one process writes"
 
 
+@pytest.mark.slow
+def test_processes_share_the_runs_of_a_search(tmp_path):
+    expected = workers.discovered()
+    for found in workers.run("discovered", 2, tmp_path, str(tmp_path / "runs")):
+        close(found, json.loads(json.dumps(expected)), 1e-12)
+    outcomes = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*/outcome.json")]
+    assert len(outcomes) > 20, "each made once, by one of them"
+
+
 def test_a_loader_that_is_already_divided(tmp_path):
     for found in workers.run("sharded_fit", 2, tmp_path):
         close(found, workers.sharded_fit(), 1e-3)  # of the samples of a batch others are in it

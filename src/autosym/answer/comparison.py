@@ -1,13 +1,16 @@
 """Which model do the data support? Posterior probabilities of models, from their evidence.
 
-    p(M_i | D) = p(D | M_i) / sum_j p(D | M_j)          under equal prior odds
+    p(M_i | D) = E_e p(D | M_i) e^e_i / sum_j p(D | M_j) e^e_j          under equal prior odds
 
-One nat is a factor of e in the odds. The numbers are only as good as the approximation of the evidence. Models with different
+One nat is a factor of e in the odds. The numbers are only as good as the approximation of the evidence, so the odds are a mean over its
+errors e: of the estimator, of what training is short of, and of what it moved the evidence by when it ended. Another seed may change it by
+more than that: ``discover`` trains several. Models with different
 data or likelihoods are refused. A model whose evidence has failed (``evidence.possible``) is listed last, and not ranked. A
 warning beside a model names anything else that may mislead.
 """
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,12 +18,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from autosym.answer import margins
 from autosym.bayes import likelihoods
 from autosym.bayes.priors import Prior
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import TARGETS, Pass, alike
 from autosym.evidence import possible, verdicts
 from autosym.evidence.cautions import Failed
+from autosym.evidence.laplace import Laplace
 from autosym.evidence.whole import Whole
 from autosym.linear.normalisation import NORMALISATIONS
 from autosym.linear.path import Path
@@ -29,11 +34,14 @@ from autosym.runtime.batching import Data
 from autosym.runtime.tables import table
 from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
+from autosym.training.guarding import PARTS
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One model of a comparison. ``difference`` is to the best, in nats, never positive; ``probability`` assumes equal prior odds.
+    """One model of a comparison. ``difference`` is to the best, in nats, never positive. ``probability`` assumes equal prior odds.
+
+    It is a mean over errors, of which ``error`` is the standard deviation, in nats; without them it would be ``at_face_value``.
 
     If its evidence must not be used, ``failed`` says why, and both are NaN.
     ``short_of_mode`` estimates how many nats the log posterior would still rise (None without data to measure it): to the mode of the
@@ -52,6 +60,8 @@ class Compared:
     warnings: tuple[str, ...]
     failed: Failed | None = None
     standard_error: float | None = None
+    error: float = 0.0
+    at_face_value: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,8 @@ class Comparison:
     def rows(self) -> list[dict[str, Any]]:
         """Ready for JSON. Of a model whose evidence has failed, NaN becomes None."""
         rows = [{**vars(m), "warnings": list(m.warnings), "failed": m.failed is not None} for m in self.models]
-        return [row | ({"difference": None, "probability": None} if row["failed"] else {}) for row in rows]
+        unknown = dict.fromkeys(("difference", "probability", "at_face_value"))
+        return [row | (unknown if row["failed"] else {}) for row in rows]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -88,7 +99,7 @@ class Comparison:
         for m in self.models:
             short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
             ranks = ("failed", "-") if m.failed else (f"{m.difference:.2f}", f"{m.probability:.3g}")
-            error = f" +- {m.standard_error:.2g}" if m.standard_error else ""
+            error = f" +- {m.error:.2g}" if m.error >= 0.005 else ""
             numbers = (f"{m.log_evidence:.2f}{error}", f"{m.per_sample:.4f}", *ranks, short)
             rows.append((m.name, *numbers))
         return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
@@ -152,9 +163,12 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
     failed = {name: why for name, f in fits.items() if (why := possible.failure(f.estimate, f.prior))}
     order = sorted((name for name in values if name not in failed), key=lambda name: -values[name])
     compared = []
-    for place, (name, probability) in enumerate(zip(order, probabilities([values[n] for n in order]), strict=True)):
+    unlearned_by = {name: _unlearned(f) for name, f in fits.items()}
+    errors = {name: _error(fits[name], short[name], unlearned_by[name]) for name in order}
+    chances, sure = margins.chances({n: values[n] for n in order}, errors), probabilities([values[n] for n in order])
+    for place, name in enumerate(order):
         margin = values[order[0]] - values[order[place or 1]] if len(order) > 1 else math.inf
-        unlearned = _unlearned(fits[name])
+        unlearned = unlearned_by[name]
         warnings = [*_unlike(name, fits), *_unconverged(fits[name], margin, short[name], unlearned)]
         pair = [fits[n] for n in (name, order[0 if place else len(order) > 1])]
         error = math.hypot(*(f.evidence.standard_error or 0.0 for f in pair))
@@ -165,17 +179,39 @@ def judged(fits: Mapping[str, Fit], data: Data | None = None) -> Comparison:
                 f"{truncation:.2g}: refine with fewer nats"
             )
         difference, samples = values[name] - values[order[0]], fits[name].evidence.samples
-        row = (name, values[name], values[name] / samples, difference, probability, short[name], unlearned, tuple(warnings))
-        compared.append(Compared(*row, standard_error=fits[name].evidence.standard_error))
+        row = (name, values[name], values[name] / samples, difference, chances[name], short[name], unlearned, tuple(warnings))
+        known: dict[str, Any] = {"error": errors[name], "at_face_value": sure[place]}
+        compared.append(Compared(*row, standard_error=fits[name].evidence.standard_error, **known))
     for name, why in failed.items():
-        per_sample, unlearned = values[name] / fits[name].evidence.samples, _unlearned(fits[name])
-        row = (name, values[name], per_sample, math.nan, math.nan, short[name], unlearned, (why.unranked(),))
+        per_sample = values[name] / fits[name].evidence.samples
+        row = (name, values[name], per_sample, math.nan, math.nan, short[name], unlearned_by[name], (why.unranked(),))
         compared.append(Compared(*row, why))
     return Comparison(tuple(compared), fits)
 
 
+def _error(fitted: Fit, short: float | None, unlearned: float) -> float:
+    """The standard deviation of what may be wrong with the log evidence of a fit, in nats.
+
+    Of the estimator: its standard error and truncation, or, of Kronecker factors, what the whole evidence differs by from them
+    (``guarding.PARTS`` of the effective parameters). Of training: what it is short of, and how far the evidence moved in its last steps.
+    """
+    if isinstance(fitted.estimate, Whole):
+        estimator = math.hypot(fitted.evidence.standard_error or 0.0, fitted.estimate.truncation / math.sqrt(12))
+    elif isinstance(fitted.estimate, Laplace):
+        gamma = float(fitted.laplace.effective_parameters(fitted.prior).detach().sum())
+        estimator = (PARTS[1] - PARTS[0]) / math.sqrt(12) * gamma
+    else:
+        estimator = 0.0
+    missing = 0.0 if short is None or math.isnan(short) else short  # up to all of which more training may gain
+    missing += unlearned if fitted.schedule.step != "none" else 0.0
+    steps = [line["log_evidence"] for line in fitted.history if line.get("log_evidence") is not None]
+    late = steps[-max(2, len(steps) // 4) :]
+    moved = statistics.stdev(late) if len(late) > 1 else 0.0
+    return math.hypot(estimator, missing / math.sqrt(12), moved)
+
+
 def probabilities(log_evidences: Sequence[float]) -> list[float]:
-    """Posterior probabilities of models with equal prior probabilities."""
+    """Posterior probabilities of models with equal prior probabilities, as if their evidence had no errors."""
     return torch.tensor(log_evidences, dtype=torch.float64).softmax(0).tolist()
 
 

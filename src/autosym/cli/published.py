@@ -12,7 +12,18 @@ import tyro
 from tyro.conf import Positional
 
 from autosym.papers import basis as basis_functions
-from autosym.papers import group_digits, images, invariance, noether, quadrant_digits, rotated_digits, table1, table2, table3
+from autosym.papers import (
+    group_digits,
+    images,
+    invariance,
+    noether,
+    quadrant_answers,
+    quadrant_digits,
+    rotated_digits,
+    table1,
+    table2,
+    table3,
+)
 from autosym.papers.images import mean_shares
 from autosym.papers.measuring import check_results, write
 from autosym.report import run_files
@@ -33,6 +44,7 @@ def demo(
     out: Path | None = None,
     groups: bool = False,
     basis: bool = False,
+    discover: bool = False,
     jobs: int | None = None,
     epochs: int | None = None,
     json: bool = False,
@@ -40,20 +52,23 @@ def demo(
     """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
 
     Args:
-        out: where result.json and the picture are written (runs/demo, with --groups runs/groups, with --basis runs/basis).
+        out: where result.json and the picture are written (runs/demo; with --groups runs/groups, and so on).
         groups: instead, learn which group suits upright digits and which suits rotated digits.
         basis: instead, basis functions with exact evidence, in seconds: is a function even?
+        discover: instead, ask for the symmetry of both tasks, with odds, on fewer digits.
         jobs: how many networks to train at the same time (all cores by default).
         epochs: train for another number of epochs.
         json: print the result as JSON and nothing else.
     """
-    out = out or Path("runs") / ("groups" if groups else "basis" if basis else "demo")
+    out = out or Path("runs") / ("groups" if groups else "basis" if basis else "discover-demo" if discover else "demo")
     if groups:
         return _demo_groups(out, epochs, json)
     if basis:
         found = basis_functions.demo(out)
         print(json_format.dumps(found)) if json else basis_functions.show(found, out)
         return
+    if discover:
+        return _demo_discover(out, epochs, jobs, json)
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
@@ -80,6 +95,17 @@ def _demo_results(runs: list[quadrant_digits.Run], jobs: int, json: bool) -> lis
         cell = f"{row['task']}: {row['model']} by {row['method']}"
         say(f"  {len(results):2d}/{len(runs)}  {cell:42s} {row['accuracy']:5.1f} %  {row['seconds']:4.0f} s")
     return results
+
+
+def _demo_discover(out: Path, epochs: int | None, jobs: int | None, json: bool) -> None:
+    runs = [quadrant_answers.Run(task, **({} if epochs is None else {"epochs": epochs})) for task in quadrant_answers.TRUTH]
+    found = quadrant_answers.execute_all(runs, out, min(len(runs), os.cpu_count() or 1) if jobs is None else jobs)
+    write(found, out / "result.json")
+    if json:
+        print(json_format.dumps(found))
+        return
+    quadrant_answers.show(found)
+    print(f"Written to {out}: result.json, and the answer and report.html of each task")
 
 
 def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym.answer.comparison import Comparison, judged, probabilities
+from autosym.answer.comparison import Comparison, judged
 from autosym.answer.equivariance import equivariance_error
+from autosym.answer.margins import chances
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature.passes import Pass, alike
@@ -276,7 +277,11 @@ def _nats(name: str, value: Any, record: Evidence) -> float:
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best first, with posterior probabilities (equal prior probabilities); failed ones last, without."""
     usable = sorted((row for row in rows if not row.get("failed")), key=lambda row: -row["log_evidence"])
-    known = zip(usable, probabilities([row["log_evidence"] for row in usable]), strict=True)
+    values = {str(place): row["log_evidence"] for place, row in enumerate(usable)}
+    errors = {
+        str(place): row.get("error") or 0.0 for place, row in enumerate(usable)
+    }  # of numbers that are given none is known
+    known = zip(usable, chances(values, errors).values(), strict=True) if usable else ()
     return [row | {"probability": p} for row, p in known] + [row | {"probability": None} for row in rows if row.get("failed")]
 
 

@@ -337,6 +337,11 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {"error": error, "length": round(100 * length, 1), "compared": COMPARED.get(cell["compared"], cell["compared"])}
 
 
+def _lead(best: float | None, own: float | None, behind: float) -> float:
+    """By how many nats the best is more probable, errors of the evidence included; without probabilities, by the evidence alone."""
+    return math.log(best / own) if best and own else behind
+
+
 def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The alternatives, the best first, failed ones last, and how far behind they are: in nats, as odds, in words."""
 
@@ -349,7 +354,8 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for row in ordered:
         ranked = best is not None and row["log_evidence"] is not None and not row.get("failed")
         behind = best - row["log_evidence"] if ranked else None
-        odds, strength = (words.odds(behind), words.strength(behind)) if behind else (None, None)
+        lead = _lead(ordered[0].get("probability"), row.get("probability"), behind) if behind else None
+        odds, strength = (words.odds(lead), words.strength(lead)) if lead is not None else (None, None)
         strength = "it has failed" if row.get("failed") else strength
         known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
         found.append({"name": row["name"], "log_evidence": row["log_evidence"], "warnings": row.get("warnings") or [], **known})

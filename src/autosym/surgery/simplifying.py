@@ -3,7 +3,8 @@
     nats = log Z(all paths) - log Z(all but this one)
 
 Both are Laplace evidence at the weights of the fit, each at its own best precisions and noise. So ``nats`` is the worth of a path
-to this network, as trained: trained longer, or without the path, the network may need it more or less. A share is different: it
+to this network, as trained: trained longer, or without the path, the network may need it more or less. With ``refit`` both are trained on
+first. A share is different: it
 tells how many of the layer's effective parameters a path holds, and those may be few. While a path vanishes, the evidence is
 nearly flat: the path may hold half of them and still lower the evidence.
 """
@@ -25,6 +26,7 @@ from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
+from autosym.surgery.refitting import fitted_on
 from autosym.surgery.screening import screen
 from autosym.training.fitted import Fit
 
@@ -55,6 +57,7 @@ class Simplification:
     log_evidence: tuple[float, float]  # before and after, each at its best precisions and noise
     cautions: tuple[Caution, ...] = ()  # from the fit
     curvature: Literal["kronecker", "whole"] = "kronecker"  # whose evidence this is
+    refit: int = 0  # epochs that the rest was fitted on for, before it was priced
 
     @property
     def given_up(self) -> float:
@@ -72,7 +75,12 @@ class Simplification:
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
         changed = "nothing given up" if abs(self.given_up) < 0.05 else f"{changed} in all"
         found = f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed}; precisions were learned again for both"
-        return "\n".join([table(rows, "<<>><"), found, *(f"Caution: {caution}" for caution in self.cautions)])
+        how = (
+            f"after {self.refit} more epochs without it"
+            if self.refit
+            else "as trained, the rest not fitted on (refit=EPOCHS does)"
+        )
+        return "\n".join([table(rows, "<<>><"), found, f"each path is priced {how}", *(f"Caution: {c}" for c in self.cautions)])
 
 
 def simplify(
@@ -82,6 +90,7 @@ def simplify(
     curvature: Literal["kronecker", "whole"] | None = None,
     total: float = math.inf,
     fast: bool = False,
+    refit: int = 0,
     **options: Any,
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
@@ -93,6 +102,10 @@ def simplify(
     such step. If all steps give up more than ``total`` together, paths are put back one after the other, the one worth most by itself
     first, until they do not.
 
+    With ``refit`` so many epochs are trained without the paths that are left out, and as many with all, before each is priced: slower,
+    and what a network without them is really worth. Weights change then. It trains on ``data`` as they are, so it is not the default: a
+    fit does not know whether it was trained on augmented ones.
+
     This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. If
     ``fast``, one pass without curvature estimates what all candidates are worth (``surgery.screening``), and evidence is computed only for
     those that are near ``nats``, and for all of them if they cannot be left out together; steps are as before, so what is left out has its
@@ -103,7 +116,7 @@ def simplify(
     default the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not
     ``fast``. ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
-    _refuse(fitted, curvature, total, fast)
+    _refuse(fitted, curvature, total, fast, refit)
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -117,7 +130,7 @@ def simplify(
         each = 2 if total == math.inf else 3  # alone, beside others, and put back
         affords = not fewer and not fast and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
-    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
+    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole", refit=refit)
     simplest = without(())
     _refuse_other_data(fitted, simplest)
     before = _log_evidence(simplest)
@@ -139,7 +152,7 @@ def simplify(
         PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone, stem in back, stem in known)
         for stem, p in candidates.items()
     )
-    done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature)
+    done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature, refit)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
 
@@ -186,7 +199,7 @@ def _screened(fitted: Fit, data: Data, stems: Sequence[str], nats: float, option
     return {stem: estimate.nats for stem, estimate in found.items() if estimate.decides(nats)}
 
 
-def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool) -> None:
+def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool, refit: int) -> None:
     """Refuse what cannot be simplified, or not so."""
     if not isinstance(fitted, Fit):
         raise TypeError(
@@ -205,6 +218,10 @@ def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool) -> Non
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     if fast and curvature == "whole":
         raise ValueError("fast estimates from Kronecker factors: leave out curvature='whole', or fast=True")
+    if not isinstance(refit, int) or refit < 0:
+        raise ValueError(f"refit is a number of epochs, 0 to price paths as trained, got {refit!r}")
+    if fast and refit:
+        raise ValueError("fast prices paths as trained: leave out refit, or fast=True")
     if not total >= 0:
         raise ValueError(
             f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"
@@ -216,16 +233,19 @@ def _log_evidence(fitted: Fit) -> float:
 
 
 @torch.no_grad()
-def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool) -> Fit:
-    """The fit with the named paths at zero, and its evidence."""
-    model, prior = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior)
+def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0) -> Fit:
+    """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs."""
+    model, prior, likelihood = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior), copy.deepcopy(fitted.likelihood)
+    if refit:
+        with torch.enable_grad():
+            model, prior, likelihood = fitted_on(fitted, stems, data, refit)
     for name, parameter in model.named_parameters():
         if any(is_under(name, stem) for stem in stems):
             parameter.zero_()
     for index, name in enumerate(prior.names):
         if any(is_under(name, stem) for stem in stems):
             prior.log_precision[index] = LOG_PRECISION_RANGE[1]
-    estimate = laplace.at(model, data, copy.deepcopy(fitted.likelihood), **options)
+    estimate = laplace.at(model, data, likelihood, **options)
     for _ in range(STEPS):
         estimate.mackay(prior)
     schedule = replace(fitted.schedule, sampled_end=bool(options.get("sampled", False)))

@@ -1,0 +1,310 @@
+"""Which runs are made, in which order, and what they say: the search behind ``discover``, without any fit in it.
+
+    short    every network at two widths and two seeds, a part of a fit each; wider while the evidence rises by more than its error
+    long     every network at its best width, by all seeds (by one if the network is hopeless)
+    on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
+    whole    the evidence of the whole network at the best end of each: margins are between these
+    more     another seed for questions that are undecided, while there is budget
+    layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
+
+So neither hypothesis loses by a worse optimum: each is also fitted from the other's end. Before "whole", evidence is that of Kronecker
+factors, corrected (``routes``): it chooses ends, and its spread between seeds is the error of all.
+
+All that a run needs is ``Run``; all that is known of it afterwards is ``Outcome``. ``perform`` makes runs, or finds them made. The search
+depends on outcomes alone, not on time, so one that was stopped goes on as if it had not been. Costs are in fits: one is a fit of the
+largest network at its full length. Lengths are scaled so that the whole plan is within the budget.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autosym.answer import margins
+from autosym.answer.margins import Judgement, Margin, Value
+from autosym.answer.plans import FEWEST, FITS, Cost, Outcome, Perform, Plan, Question, Run, Stage, after_short, exchanged
+
+# errors, and part of the evidence: a network whose short runs are so far behind the best gets one long run
+HOPELESS = (20.0, 0.5)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on one symmetry: its two margins, what was tried, and why it is undecided, if it is."""
+
+    symmetry: str
+    judgement: Judgement
+    breaking: Margin
+    tie: Margin
+    best: Mapping[str, Run | None]  # of strict, breaking and untied
+    why: str = ""
+    tried: Mapping[str, float] = field(default_factory=dict)  # what a larger network, or longer runs, gained, in nats
+    pairs: Margin | None = None  # what the relaxed network gained, in the mean, over the strict one from the same end
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a layer's paths that break a symmetry are worth, in nats, after the rest was fitted on; and whether they are needed."""
+
+    nats: float
+    needed: bool
+
+
+@dataclass
+class Search:
+    """A search as far as it has come. ``run()`` goes to its end."""
+
+    questions: Sequence[Question]
+    plan: Plan
+    perform: Perform
+    cost: Cost
+    tell: Callable[[str], None] = lambda text: None
+    route: Callable[[Run], str] = lambda run: ""  # by which weights a run begins: seeds of other routes tell nothing of chance
+    layers: Callable[[str], Sequence[str]] = lambda network: ()  # of a relaxed network: those with paths that break
+    outcomes: dict[Run, Outcome] = field(default_factory=dict)
+    spent: float = 0.0
+    prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
+
+    def run(self) -> "Search":
+        """All stages; ``findings()`` then has the verdicts."""
+        plan = self.plan
+        self.tell("short runs")
+        self._go(Run(n, w, s, "short") for n in plan.networks for w in plan.widths for s in range(FEWEST))
+        self._widen()
+        widths = {network: self.width(network) for network in plan.networks}
+        plan.stretch(self.spent, *after_short(plan, self.questions, widths, self.cost))
+        self.tell("long runs")
+        self._go(Run(n, self.width(n), s, "long") for n in plan.networks for s in self._seeds(n))
+        self.tell("fitting on, from each other's ends")
+        paired = exchanged(self.questions)
+        alone = [self._on(run, run.network) for n in plan.networks if n not in paired for run in self._ends(n)]
+        self._go([run for question in self.questions for run in self._pairs(question)] + alone)
+        self._take_whole(plan.networks)
+        self._more()
+        for question, finding in zip(self.questions, self.findings(), strict=True):
+            if finding.judgement == "no":
+                self._price_layers(question)
+        return self
+
+    # ---- stages
+
+    def _widen(self) -> None:
+        """Short runs at twice the width, while the evidence rises by more than its error and a long run there is within the reserve."""
+        while True:
+            wider: list[Run] = []
+            widths = {network: self.width(network) for network in self.plan.networks}
+            for network in self.plan.networks:
+                width, rise = self._last_rise(network)
+                if rise is None or not rise.counts or 2 * width > self.plan.widest:
+                    continue
+                runs = [Run(network, 2 * width, seed, "short") for seed in range(FEWEST)]
+                ahead = after_short(self.plan, self.questions, widths | {network: 2 * width}, self.cost)
+                if self.spent + sum(ahead) + sum(self._price(run) for run in [*wider, *runs]) <= self.plan.budget:
+                    wider, widths = [*wider, *runs], widths | {network: 2 * width}
+            if not wider:
+                return
+            self.tell("wider networks")
+            self._go(wider)
+
+    def _seeds(self, network: str) -> range:
+        """The seeds of long runs: all, or one of a network that is hopeless."""
+        width = self.width(network)
+        best = max(self._value(run) for run in self._of(network, "short") if run.width == width)
+        return range(1 if best < self._far_behind() else self.plan.seeds)
+
+    def _far_behind(self) -> float:
+        """Short runs with less evidence than this are hopeless."""
+        best = max(self._value(run) for run in self.outcomes if run.stage == "short")
+        between, freedom = margins.spread(self._values("short"))
+        return best - max(HOPELESS[0] * between, HOPELESS[1] * abs(best)) if freedom and math.isfinite(best) else -math.inf
+
+    def _ends(self, network: str) -> list[Run]:
+        """The best long runs."""
+        runs = [run for run in self._of(network, "long") if math.isfinite(self._value(run))]
+        return sorted(runs, key=lambda run: (-self._value(run), run))[:FEWEST]
+
+    def _pairs(self, question: Question) -> list[Run]:
+        """Both fitted on, from their own ends and from each other's, at equal lengths: pairs that differ by their paths alone."""
+        both = (question.strict, question.relaxed)
+        return [self._on(end, network) for one in both for end in self._ends(one) for network in both]
+
+    def _take_whole(self, networks: Iterable[str]) -> None:
+        """The evidence of the whole network, at the end of each that is the best by now."""
+        self.tell("evidence of whole networks")
+        ends = [max(self._of(network, *FITS), key=self._value) for network in networks]
+        self._go(Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end)))
+
+    def _more(self) -> None:
+        """Another seed for what is undecided, as long as the budget lasts."""
+        seed = self.plan.seeds
+        while True:
+            open_yet = [f.symmetry for f in self.findings() if f.judgement == "undecided"]
+            asked = [q for q in self.questions if q.symmetry in open_yet]
+            networks = list(dict.fromkeys(n for q in asked for n in q.networks))
+            long = [Run(network, self.width(network), seed, "long") for network in networks]
+            each = self.plan.part("long") + 2 * self.plan.part("on") + self.plan.part("whole")
+            if not long or self.spent + sum(each * self.cost(run.network, run.width) for run in long) > self.plan.budget:
+                return
+            self.tell(f"another seed for {', '.join(open_yet)}")
+            self._go(long)
+            self._go(run for question in asked for run in self._pairs(question))
+            self._take_whole(networks)
+            seed += 1
+
+    def _price_layers(self, question: Question) -> None:
+        """Which layers need the paths that break: left out one by one, then all that are worth little together, or half of them."""
+        ends = self._of(question.relaxed, *FITS)
+        end = max(ends, key=self._value, default=None)
+        names = self.layers(question.relaxed)
+        if end is None or not names or not math.isfinite(self._value(end)):
+            return
+        each = Run(end.network, end.width, end.seed, "layers", end.key)
+        if self.spent + (len(names) + 2) * self._price(each) > self.plan.budget:
+            return
+        self.tell(f"which layers break {question.symmetry}")
+        alone = {name: replace(each, left=(name,)) for name in names}
+        self._go([each, *alone.values()])
+        worth = {name: self._value(each) - self._value(run) for name, run in alone.items()}
+        out = sorted((name for name in names if worth[name] < margins.FEW), key=worth.__getitem__)
+        while out:
+            together = replace(each, left=tuple(sorted(out)))
+            self._go([together])
+            if self._value(each) - self._value(together) < margins.FEW:
+                break
+            out = out[: len(out) // 2]
+        self.prices[question.symmetry] = {name: Price(worth[name], name not in out) for name in names}
+
+    def _on(self, end: Run, network: str) -> Run:
+        return Run(network, end.width, end.seed, "on", end.key)
+
+    def _go(self, runs: Iterable[Run]) -> None:
+        todo = [run for run in dict.fromkeys(runs) if run not in self.outcomes]
+        if todo:
+            self.outcomes |= self.perform(todo)
+            self.spent += sum(self._price(run) for run in todo)
+
+    def _price(self, run: Run) -> float:
+        return self.plan.part(run.stage) * self.cost(run.network, run.width)
+
+    # ---- what is known
+
+    def width(self, network: str) -> float:
+        """The width with the most evidence in the mean of its short runs."""
+        by_width: dict[float, list[float]] = {}
+        for run in self._of(network, "short"):
+            by_width.setdefault(run.width, []).append(self._value(run))
+        return max(sorted(by_width), key=lambda width: sum(by_width[width]) / len(by_width[width]))
+
+    def findings(self) -> list[Finding]:
+        """The verdicts by all long runs, and those from their ends."""
+        return [self._finding(question) for question in self.questions]
+
+    def spread(self) -> tuple[float, int]:
+        """The standard deviation between seeds of the best ends of each network, and its degrees of freedom."""
+        found: dict[tuple[str, int], float] = {}
+        for run in (run for network in self.plan.networks for run in self._of(network, *FITS)):
+            arm = (f"{run.network} {self.route(run)}", run.seed)
+            found[arm] = max(self._value(run), found.get(arm, -math.inf))
+        return margins.spread([Value(value, 0.0, arm) for (arm, _), value in found.items()])
+
+    def values(self, *networks: str) -> list[Value]:
+        """The evidence of whole networks."""
+        runs = [run for network in dict.fromkeys(networks) for run in self._of(network, "whole")]
+        return [Value(self._value(run), self.outcomes[run].error, run.network) for run in runs]
+
+    def best(self, *networks: str) -> Run | None:
+        """The run with the most evidence of the whole network; None if all have failed."""
+        runs = [run for network in networks for run in self._of(network, "whole") if math.isfinite(self._value(run))]
+        return max(runs, key=self._value, default=None)
+
+    def gains(self, question: Question) -> list[float]:
+        """What the relaxed network had more than the strict one in each pair of runs from one end."""
+        found = []
+        for run in self._of(question.strict, "on"):
+            other = Run(question.relaxed, run.width, run.seed, "on", run.start)
+            if other in self.outcomes and math.isfinite(self._value(run)) and math.isfinite(self._value(other)):
+                found.append(self._value(other) - self._value(run))
+        return found
+
+    def _finding(self, question: Question) -> Finding:
+        strict, untied = (margins.best(self.values(network)) for network in (question.strict, question.untied))
+        chance, freedom = self.between(question.strict, question.untied)
+        tie = margins.margin(strict, untied, chance, freedom)
+        ways = [
+            margins.margin(
+                margins.best(self.values(question.relaxed)), strict, *self.between(question.relaxed, question.strict)
+            )
+        ]
+        for network in dict.fromkeys((question.untied, *question.breaking)):
+            ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
+        pairs = margins.mean(self.gains(question))
+        judgement = margins.judge(ways, tie, pairs)
+        breaking = max(ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
+        breakers = (question.relaxed, question.untied, *question.breaking)
+        best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
+        trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
+        tried = {what: gain for what, gain in trials.items() if gain is not None}
+        _, rise = self._last_rise(question.strict)
+        why = _why(ways, tie, pairs) if judgement == "undecided" else ""
+        failed = [network for network in question.networks if self.best(network) is None]
+        if failed:  # which says nothing against it: networks that explain all labels fail too
+            judgement, why = (
+                "undecided",
+                f"no run of {failed[0]} has evidence that can be used; train longer, or rescale the inputs",
+            )
+        if judgement == "no" and rise is not None and rise.counts and margins.could_still_close(breaking, rise.nats):
+            judgement, why = (
+                "undecided",
+                "the network that keeps the symmetry still gains by being wider, as much as breaking gains",
+            )
+        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs)
+
+    def between(self, one: str, other: str) -> tuple[float, int]:
+        """What chance makes of the difference of the best ends of two networks that were trained apart."""
+        between, freedom = self.spread()
+        seeds = [len({run.seed for run in self._of(network, *FITS)}) for network in (one, other)]
+        return between * math.hypot(*map(margins.of_best, seeds)), freedom
+
+    def _last_rise(self, network: str) -> tuple[float, Margin | None]:
+        """The largest width of the short runs, and what it has more than the one before, by the same estimator."""
+        widths = sorted({run.width for run in self._of(network, "short")})
+        if len(widths) < 2:
+            return widths[-1], None
+        before, last = ([self._value(r) for r in self._of(network, "short") if r.width == width] for width in widths[-2:])
+        between, freedom = margins.spread(self._values("short"))
+        chance = between * math.hypot(margins.of_best(len(last)), margins.of_best(len(before)))
+        wide, narrow = (margins.best([Value(value) for value in some]) for some in (last, before))
+        return widths[-1], margins.margin(wide, narrow, chance, freedom)
+
+    def _widened(self, network: str) -> float | None:
+        rise = self._last_rise(network)[1]
+        return None if rise is None else rise.nats
+
+    def _longer(self, network: str) -> float | None:
+        """What fitting on gained over the end of the same run, at best."""
+        gains = [
+            self._value(run) - self._value(end)
+            for run in self._of(network, "on")
+            for end in self._of(network, "long")
+            if run.start == end.key and math.isfinite(self._value(end))
+        ]
+        return max(gains, default=None)
+
+    def _values(self, stage: Stage) -> list[Value]:
+        runs = [run for run in self.outcomes if run.stage == stage]
+        return [Value(self._value(run), 0.0, f"{run.network} {run.width} {self.route(run)}") for run in runs]
+
+    def _of(self, network: str, *stages: Stage) -> list[Run]:
+        return sorted(run for run in self.outcomes if run.network == network and run.stage in stages)
+
+    def _value(self, run: Run) -> float:
+        return self.outcomes[run].log_evidence
+
+
+def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None) -> str:
+    """Why two margins leave it open."""
+    largest = max(ways, key=lambda margin: margin.nats)
+    alike = pairs is not None and pairs.nats <= max(pairs.error, margins.FEW)
+    if largest.nats > (max(largest.error, margins.FEW) if alike else margins.FEW):
+        return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
+    worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
+    return f"breaking it gains {largest}, which is no more than chance, but {worth}"

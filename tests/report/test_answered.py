@@ -1,0 +1,107 @@
+"""The report of discover: the verdict in one sentence, all numbers, words escaped, and a file that needs nothing else."""
+
+import math
+import re
+import shutil
+
+import pytest
+
+pytest.importorskip("jinja2")
+
+from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
+from autosym.answer.margins import Margin
+from autosym.answer.symmetrising import Gain, Opinion
+from autosym.report import answered
+from pages import Page
+
+EVIL = "<script>document.title = 'taken'</script>"
+
+
+def verdict(symmetry, judgement, **changes):
+    opinion = Opinion(symmetry, "conv of width 2", 4, Gain(-12.0, 3.0), -30.5, Gain(2.0, 1.0))
+    made = {"breaking": Margin(2.4, 6.0, 3), "tie": Margin(803.0, 60.0, 3), "opinion": opinion}
+    return Verdict(symmetry, judgement, **(made | changes))
+
+
+def answer(*verdicts, **changes):
+    candidates = (Candidate("conv", 2.0, 1, -500.25, 3.0, 11, "", 1234), Candidate("f-fc", 1.0, 0, -1303.5, 4.0, 9, "", 4321))
+    return Answer(verdicts, candidates, 500, 4.2, 60.0, **changes)
+
+
+@pytest.mark.parametrize(
+    ("judgements", "sentence"),
+    [
+        ({"translations": "yes"}, "The data are symmetric under shifts."),
+        ({"translations": "no", "c4": "no"}, "The data are not symmetric under shifts or quarter turns."),
+        (
+            {"translations": "yes", "c4": "no", "flip-horizontal": "no"},
+            "The data are symmetric under shifts, but not under quarter turns or left-right mirror images.",
+        ),
+        ({"c2": "undecided"}, "Whether the data are symmetric under half turns is undecided."),
+        (
+            {"translations": "yes", "c4": "no", "flip-horizontal": "undecided"},
+            "The data are symmetric under shifts, not under quarter turns, but whether they are under left-right mirror images is "
+            "undecided.",
+        ),
+    ],
+)
+def test_the_headline_is_the_verdict_in_one_plain_sentence(judgements, sentence):
+    found = answer(*(verdict(name, judgement) for name, judgement in judgements.items()))
+    page = Page(answered.html(found.as_dict()))
+    assert answered.headline(found.as_dict()["verdicts"]) == sentence
+    assert sentence in page.text
+
+
+def test_the_page_holds_all_that_was_found():
+    layers = (LayerAnswer("blocks.0", 0.5, False), LayerAnswer("blocks.1", 333.0, True))
+    broken = verdict("c4", "no", breaking=Margin(math.inf, 0.0, 1), layers=layers)
+    open_yet = verdict("flip-horizontal", "undecided", why="the tie is worth too little", tried={"longer runs": 12.0})
+    found = answer(verdict("translations", "yes"), broken, open_yet, notes=("only one width was tried",))
+    page = Page(answered.html(found.as_dict() | {"command": "autosym discover x", "provenance": {"autosym": "0"}}))
+    assert page.values["verdict"] == ["yes", "no", "undecided"]
+    assert page.values["breaking"] == ["2.4", "", "2.4"]
+    assert page.values["layer"] == ["0.5", "333.0"]
+    assert page.values["log_evidence"] == ["-500.25", "-1303.5"]
+    assert page.values["opinion"] == ["-30.5"] * 3
+    for words in (
+        "+803 ± 60 nats",
+        "all of it",
+        "What would decide",
+        "longer runs (gained +12 nats when tried)",
+        "Only one width",
+    ):
+        assert words in page.text
+    assert "autosym discover x" in page.text
+
+
+def test_words_of_others_are_escaped_and_nothing_is_fetched(tmp_path):
+    found = answer(verdict("translations", "undecided", why=EVIL), notes=(EVIL,))
+    file = answered.write(found, tmp_path, title=EVIL, command=EVIL)
+    text = file.read_text()
+    assert file == tmp_path / "report.html"
+    assert "<script>" not in text
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_page_in_a_browser(tmp_path, width):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    names = ("translations", "c4", "flip-horizontal")
+    found = answer(*(verdict(name, j, why="why " * 30) for name, j in zip(names, ("yes", "no", "undecided"), strict=True)))
+    answered.write(found, tmp_path)
+    complaints = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto((tmp_path / "report.html").as_uri())
+        assert "The data are symmetric under shifts" in page.inner_text("h1")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+    assert complaints == []
