@@ -1,5 +1,5 @@
-"""The command line: ``autosym discover DATA``, ``fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run NAME``,
-``table NAME`` and ``doctor``.
+"""The command line: ``autosym discover DATA``, ``fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``,
+``run NAME``, ``table NAME`` and ``doctor``.
 
 Exit status: 0 if all is well, 1 if the data or a file are wrong, 2 if the call is wrong, 130 if interrupted (Ctrl-C). Results go to
 stdout, everything else to stderr.
