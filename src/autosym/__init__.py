@@ -2,7 +2,9 @@
 
 from autosym import nn as nn
 from autosym import noether as noether
+from autosym.answer.answers import Answer
 from autosym.answer.comparison import Comparison, compare
+from autosym.answer.discovering import discover
 from autosym.answer.equivariance import assert_equivariant, equivariance_error
 from autosym.bayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from autosym.bayes.priors import Prior
@@ -11,7 +13,7 @@ from autosym.evidence.record import Evidence
 from autosym.evidence.shares import Symmetry
 from autosym.evidence.whole import log_evidence
 from autosym.nn.symmetrised import symmetrise
-from autosym.report import drawing, writing
+from autosym.report import answered, drawing, writing
 from autosym.runtime import moved
 from autosym.runtime.provenance import VERSION as __version__
 from autosym.surgery.hardening import Hardening, harden
@@ -23,10 +25,11 @@ from autosym.training.fitting import fit
 from autosym.training.learner import Learner
 from autosym.training.schedule import Schedule
 
-# Pages are made from fits, so their room comes after that of fits: the methods that write them are given here.
-Fit.report, Fit.plot = writing.write, drawing.plot
+# Pages are made from fits and answers, so their room comes after theirs: the methods that write them are given here.
+Fit.report, Fit.plot, Answer.report = writing.write, drawing.plot, answered.write
 
 __all__ = [
+    "Answer",
     "Bernoulli",
     "Categorical",
     "Comparison",
@@ -48,6 +51,7 @@ __all__ = [
     "assert_equivariant",
     "calibration_error",
     "compare",
+    "discover",
     "equivariance_error",
     "fit",
     "harden",

@@ -1,4 +1,4 @@
-"""The command line: ``autosym fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run NAME``, ``table NAME``.
+"""The command line: ``autosym discover DATA``, ``fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``, ``run NAME``, ``table NAME``.
 
 Exit status: 0 if all is well, 1 if the data or a file are wrong, 2 if the call is wrong, 130 if interrupted (Ctrl-C). Results go to
 stdout, everything else to stderr.
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"autosym {VERSION}")
         return 0
     description = f"{main.__doc__}\n\n--version prints the version ({VERSION})."
-    listed = (fit, audit, report, own_trajectories.noether, published.demo, published.run, published.table)
+    listed = (discover, fit, audit, report, own_trajectories.noether, published.demo, published.run, published.table)
     commands = {command.__name__: command for command in listed}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
@@ -53,9 +53,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _how_to_go_on(arguments: list[str]) -> str:
     """The command that continues an interrupted run from its checkpoint; empty for commands without one."""
+    if arguments[:1] == ["discover"]:
+        return f"; go on by the same command: {shlex.join(['autosym', *arguments])}"
     if arguments[:1] not in (["fit"], ["run"]):
         return ""
     return f"; go on by: {shlex.join(['autosym', *(a for a in arguments if a != '--resume'), '--resume'])}"
+
+
+def discover(
+    data: Positional[Path],
+    out: Path = Path("runs/discover"),
+    symmetries: tuple[str, ...] = ("translations", "c4", "flip-horizontal"),
+    model: str = "f-fc+conv",
+    minutes: float | None = None,
+    budget: float | None = None,
+    seeds: int = 3,
+    size: str | None = None,
+    classes: int | None = None,
+    test: float = 0.0,
+    json: bool = False,
+) -> None:
+    """Which symmetries do your own images have? Yes, no or undecided for each, with odds: several networks, widths and seeds.
+
+    The same command goes on where it was stopped, and prints the answer again when it is done.
+
+    Args:
+        data: an .npz file of images (or x, X) and labels (or y, Y), or a folder with a folder of images for every class.
+        out: where answer.json, fit.safetensors, report.html and the runs are written.
+        symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical.
+        model: the free path beside convolutions: f-fc+conv or where+conv.
+        minutes: about how long all of it may take; networks are trained for fewer epochs if need be.
+        budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
+        seeds: how many seeds long runs have.
+        size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
+        classes: number of classes, if some of them do not occur in the integer labels.
+        test: fraction of the images to hold out, for a test accuracy and a second opinion; no choice depends on them.
+        json: print the answer as JSON and nothing else.
+    """
+    asked = own_images.Run(str(data), model, size=_size(size), classes=classes, test=test)
+    result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, progress=not json)
+    if json:
+        print(json_format.dumps(result))
+        return
+    for note in result["notes"]:
+        print(f"Note: {note}.")
+    print(result["text"])
+    print(result["headline"])
+    if result["accuracy"] is not None:
+        print(f"Test accuracy of the best network: {result['accuracy']:.1f} %.")
+    print(f"Written to {out}: answer.json, result.json, fit.safetensors. {result['page']}")
 
 
 def fit(

@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autosym.answer import discovering
 from autosym.answer.equivariance import EquivarianceError, equivariance_error
+from autosym.answer.hypotheses import sized
 from autosym.cli import exported, pictures
 from autosym.evidence.predictive import Scores, scores
 from autosym.linear.sparse import Sparse
 from autosym.nn import nets
 from autosym.papers import datasets
 from autosym.papers.measuring import CHECKPOINT, METHODS, cell_of, fit_in, in_percent, outputs_of, write
-from autosym.report import findings, run_files, words
+from autosym.report import answered, findings, run_files, words
 from autosym.runtime.provenance import provenance
 from autosym.training import checkpoint
 from autosym.training.schedule import Schedule
@@ -57,20 +59,8 @@ def working_size(height: int, width: int) -> tuple[int, int]:
 
 
 def network_for(run: Run, in_shape: Sequence[int], classes: int, samples: int) -> dict[str, Any]:
-    """Arguments of ``nets.build``: maps are halved while their sides are even, up to four times, in three blocks or more."""
-    sides, halvings = list(in_shape[1:]), 0
-    while halvings < 4 and all(side % 2 == 0 for side in sides):
-        sides, halvings = [side // 2 for side in sides], halvings + 1
-    blocks = max(3, halvings)
-    return {
-        "name": run.model,
-        "in_shape": tuple(in_shape),
-        "classes": classes,
-        "width": min(16, max(4, int(math.sqrt(samples) / 3))),
-        "channels": tuple(2**block for block in range(blocks)),
-        "strides": (2,) * halvings + (1,) * (blocks - halvings),
-        "hidden": 8,
-    }
+    """Arguments of ``nets.build`` that follow from the images and their number."""
+    return {"name": run.model, "in_shape": tuple(in_shape), "classes": classes, **sized(in_shape, samples)}
 
 
 def schedule_for(run: Run, samples: int) -> Schedule:
@@ -118,6 +108,59 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     }
     write(result, out / "result.json")
     write(shown | {"command": _command(run)}, out / "report.json", indent=None)
+    return result
+
+
+def discover(
+    run: Run,
+    out: Path,
+    symmetries: Sequence[str],
+    minutes: float | None = None,
+    budget: float | None = None,
+    seeds: int = 3,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Find the symmetries of images; write result.json, the answer with its fit, and report.html if jinja2 is there, to ``out``."""
+    _check(run)
+    found = pictures.read(Path(run.task), run.size, run.classes)
+    training, test, preprocessing, notes = _prepared(found, run)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    training, test = ((x.to(device), y.to(device)) for x, y in (training, test))
+    held = len(test[0]) > 1
+    answer = discovering.discover(
+        run.model,
+        training,
+        symmetries,
+        budget=budget,
+        minutes=minutes,
+        seeds=seeds,
+        held_out=test if held else None,
+        resume=out / "runs",
+        progress=progress,
+        network={"classes": len(found.classes)},
+        schedule=schedule_for(run, len(training[0])),
+    )
+    answer.save(out)
+    options = {"minutes": minutes, "budget": budget, "seeds": seeds, "model": run.model, "test": run.test or None, "out": out}
+    options["size"] = run.size and f"{run.size[0]}x{run.size[1]}"
+    given = [f"--{k}={v}" for k, v in options.items() if v is not None]
+    command = shlex.join(["autosym", "discover", run.task, "--symmetries", *symmetries, *given])
+    result = answer.as_dict() | {
+        "headline": answered.headline(answer.as_dict()["verdicts"]),
+        "text": str(answer),
+        "notes": notes,
+        "accuracy": _measured(answer.fit.model, test)["accuracy"] if held else None,
+        "preprocessing": preprocessing,
+        "classes": found.classes,
+        "command": command,
+        "provenance": provenance(device),
+    }
+    try:
+        page = answered.write(answer, out / "report.html", Path(run.task).name, command, result["provenance"])
+        result["page"] = f"Report: {page}"
+    except ImportError as error:
+        result["page"] = f"No report: {error}"
+    write(result, out / "result.json")
     return result
 
 

@@ -69,7 +69,7 @@ def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = No
     """The costs for the model and data that ``laplace`` was taken at."""
     x = next(iter(Pass(model, data, laplace.likelihood, 1)))[0][:1]
     shapes = _shapes(model, x)
-    forward = sum(s * k * (o * i + NUMBER * (o + i)) for s, k, o, i in shapes.values())
+    forward = _forward(shapes)
     counted = [shape for name, shape in shapes.items() if name not in laplace.left_out]
     weights, rows = sum(k * o * i for _, k, o, i in counted), laplace.samples * laplace.outputs
     outer = [(k, o, i) for s, k, o, i in counted if s == 1 and not outer_is_slower(o, i)]
@@ -84,6 +84,17 @@ def of(model: nn.Module, data: Data, laplace: Laplace, memory: float | None = No
         each = sum(k * (o + MOVED) for k, o, _ in outer)
         routes["rows"] = slopes + rows**2 * (0.9 * joined + each) + (1.0 if outer else 0.4) * rows**3
     return Costs(forward, laplace.samples, len(shapes), routes)
+
+
+@arithmetic.true_float32()
+def of_fit(model: nn.Module, x: Tensor, samples: int, epochs: int, batch_size: int) -> float:
+    """The work of the weight steps of a fit of ``model`` on so many samples like ``x``, (B, ...), before there is any evidence."""
+    shapes = _shapes(model, x[:1])
+    return Costs(_forward(shapes), samples, len(shapes), {}).fit(epochs, batch_size)
+
+
+def _forward(shapes: Mapping[str, tuple[int, int, int, int]]) -> float:
+    return sum(s * k * (o * i + NUMBER * (o + i)) for s, k, o, i in shapes.values())
 
 
 def _shapes(model: nn.Module, x: Tensor) -> dict[str, tuple[int, int, int, int]]:

@@ -20,9 +20,32 @@ class Lost(RuntimeError):
     """Another process of the run has ended."""
 
 
+_apart = False  # whether this process works alone for a while
+
+
 def count() -> int:
-    """How many processes there are."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    """How many processes there are that work together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() and not _apart else 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """What happens inside is the work of this process alone: a fit of its own, while others make other fits."""
+    global _apart
+    before, _apart = _apart, True
+    try:
+        yield
+    finally:
+        _apart = before
+
+
+def shared(found: Any, owner: int) -> Any:
+    """What the process ``owner`` has found, in all of them."""
+    if count() == 1:
+        return found
+    held = [found]
+    _together(dist.broadcast_object_list, held, owner)
+    return held[0]
 
 
 def rank() -> int:

@@ -1,0 +1,250 @@
+"""discover: which symmetries do these data have, for this network? Verdicts with odds, and the best network.
+
+    hypotheses   networks that keep a symmetry, that may break it, and that are without the tie               (``hypotheses``)
+    search       short runs, long ones, and from each other's ends; at two widths and several seeds          (``search``, ``routes``)
+    verdicts     by two margins of evidence with their errors                                                (``margins``)
+    opinion      the best network that breaks a symmetry, averaged over its group: a contradiction leaves it undecided  (``symmetrising``)
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path as File
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autosym.answer import margins, symmetrising
+from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
+from autosym.answer.forecast import Forecast, spoken, told
+from autosym.answer.hypotheses import Built, Given, checked
+from autosym.answer.margins import FEW
+from autosym.answer.routes import PART, Fitter, Store
+from autosym.answer.search import FITS, Finding, Question, Run, Search, planned, sure_cost
+from autosym.answer.symmetrising import Opinion
+from autosym.bayes import likelihoods
+from autosym.bayes.likelihoods import Likelihood
+from autosym.runtime import processes
+from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
+from autosym.training.schedule import Schedule
+
+BUDGET = (6.0, 7.0)  # fits for the first symmetry, and for each further one
+OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, beside the fields of a schedule
+TRAINED = 0.1  # nats a sample: what a model that was trained explains at least
+EPOCHS = 15  # at least, if minutes are few
+EVIDENCE = 1.6  # times as long as its weight steps a fit takes, about
+
+
+def discover(
+    model: nn.Module | str | Callable[[int], nn.Module],
+    data: Data,
+    symmetries: str | Sequence[str] = ("translations", "c4", "flip-horizontal"),
+    likelihood: str | Likelihood = "categorical",
+    *,
+    budget: float | None = None,
+    minutes: float | None = None,
+    seeds: int = 3,
+    held_out: Data | None = None,
+    resume: str | File | None = None,
+    progress: bool = False,
+    network: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Answer:
+    """Which of ``symmetries`` do these ``data`` have, for networks like ``model``? Yes, no or undecided, each with margins and errors.
+
+    ``model`` is a CNN (trained or not), a factory ``width -> module`` for widths 1, 2, ..., or a name for ``nets.build`` ("f-fc+conv"; its
+    form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...).
+
+    ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
+    by shorter runs if need be. With ``minutes``, epochs are chosen so that all of it takes about that long. ``seeds`` are those of long runs.
+    ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
+    goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
+    With torchrun, processes share the runs.
+    """
+    begun = time.perf_counter()
+    check_repeatable(data, data)
+    schedule, more = _schedule(options)
+    x, samples, outputs = _looked_at(data, schedule.batch_size)
+    names = checked(symmetries, x.shape[-2:])
+    likelihood = likelihoods.of(likelihood)
+    networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
+    budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
+    settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "options": repr(sorted(options.items()))}
+    settings |= {"data": checksum(data), "recipe": {k: repr(v) for k, v in recipe.items()}, "likelihood": likelihood.name}
+    store = Store(None if resume is None else File(resume), settings)
+    fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
+    everything = dict.fromkeys([n for q in networks.questions for n in q.networks] + list(networks.others))
+    largest = max(((n, w) for n in everything for w in networks.widths), key=lambda one: fitter.cost(*one))
+    unit = fitter.cost(*largest)
+    second = _seconds(fitter, *largest)
+    if minutes is not None:
+        fitter.schedule = store.schedule(replace(schedule, epochs=_epochs(minutes, budget, second, schedule.epochs)))
+        fitter.work.clear()
+        unit = fitter.cost(*largest)
+
+    def cost(name: str, width: float) -> float:
+        return fitter.cost(name, width) / unit
+
+    plan = fitter.plan = planned(networks.questions, networks.others, networks.widths, seeds, budget, cost)
+    total = sum(sure_cost(plan, networks.questions, cost))
+    expected = total * second * fitter.schedule.epochs
+    with told(progress, Forecast(total, expected), lambda run: plan.part(run.stage) * cost(run.network, run.width)) as (say, tell):
+        fitter.say = say
+        tell(f"{len(plan.networks)} networks, up to {budget:g} fits of {largest[0]}: about {spoken(expected)}")
+        search = Search(networks.questions, plan, fitter.perform, cost, tell, fitter.layers).run()
+        tell("second opinions")
+        verdicts = [_verdict(search, fitter, q, f, held_out) for q, f in zip(networks.questions, search.findings(), strict=True)]
+    key = _chosen(search)
+    run = fitter.runs[key]
+    recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
+    notes = (*networks.notes, *_shortened(plan.scale, fitter.schedule.epochs))
+    with processes.alone():
+        fit = fitter.fitted(key)
+    found = (tuple(verdicts), tuple(_candidates(search, fitter)), samples, search.spent, time.perf_counter() - begun)
+    return Answer(*found, notes, recipe, fit)
+
+
+def _schedule(options: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
+    """The schedule of a full fit, and the other options of ``fit``."""
+    known = {*OPTIONS, "schedule", *(field.name for field in fields(Schedule))}
+    if unknown := sorted(set(options) - known):
+        raise TypeError(f"discover got {', '.join(unknown)}; it takes fields of Schedule, and {', '.join(OPTIONS)}")
+    more = {key: options[key] for key in OPTIONS if key in options}
+    changes = {key: value for key, value in options.items() if key not in (*OPTIONS, "schedule")}
+    schedule = Schedule.of(options.get("schedule"), changes)
+    if schedule.step == "none" or schedule.kernel is not None:
+        raise ValueError("discover compares evidence at learned precisions: leave out step='none' and kernel")
+    return schedule, more
+
+
+def _looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
+    """A few images, how many samples there are, and how many classes or targets."""
+    first, count, most = None, 0, 0
+    for x, y in batches(data, batch_size):
+        first, count = x if first is None else first, count + len(x)
+        most = max(most, int(y.max()) + 1 if not y.is_floating_point() else (y.shape[1] if y.dim() > 1 else 1))
+    if first is None or first.dim() != 4:
+        shape = "none" if first is None else tuple(first.shape)
+        raise ValueError(f"discover takes images (B, C, H, W) with targets, got {shape}: give a pair of tensors, or a dataset")
+    return first[:8], size_of(data) or count, most
+
+
+def _networks(
+    model: Any,
+    names: Sequence[str],
+    x: Tensor,
+    samples: int,
+    outputs: int,
+    data: Data,
+    likelihood: Likelihood,
+    network: Mapping[str, Any] | None,
+) -> tuple[Built | Given, dict[str, Any]]:
+    """The networks of the hypotheses, and the recipe by which an answer makes its own again."""
+    recipe: dict[str, Any] = {"symmetries": list(names), "in_shape": list(x.shape[1:]), "dtype": str(x.dtype).removeprefix("torch.")}
+    if isinstance(model, str):
+        form = dict(network or {})
+        classes = form.pop("classes", outputs)
+        built = Built(model, names, x, classes, samples, **form)
+        form = {key: list(v) if isinstance(v, tuple) else v for key, v in form.items()}
+        return built, recipe | {"name": model, "classes": classes, "samples": samples, "form": form}
+    if network is not None:
+        raise ValueError("network says how a named network is made, but a model was given: leave it out")
+    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
+        raise TypeError(f"model must be a torch module, a name for nets.build or a factory width -> module, got {model!r}")
+    trained = isinstance(model, nn.Module) and _is_trained(model, data, likelihood)
+    return Given(model, names, x, trained), recipe | {"name": None, "trained": trained, "free": "auto"}
+
+
+@torch.no_grad()
+def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
+    """Whether outputs fit their own targets better than those of other samples."""
+    x, y = next(iter(batches(data, 256)))
+    was, _ = model.training, model.eval()
+    x, y = to_model(x, y, model, "discover")
+    f = model(x)
+    own, others = (float(likelihood.loss(g, y)) / len(y) for g in (f, f.roll(1 + len(f) // 2, 0)))
+    model.train(was)
+    return others - own > TRAINED
+
+
+def _seconds(fitter: Fitter, network: str, width: float) -> float:
+    """About how long an epoch of a network takes on this machine, evidence included. Nothing but forecasts depends on it."""
+    model = fitter.networks.build(network, width, 0)
+    x, y = next(iter(batches(fitter.data, fitter.schedule.batch_size)))
+    x, y = to_model(x, y, model, "discover")
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        loss = fitter.likelihood.loss(model(x), y)
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+        times.append(time.perf_counter() - begun)
+    return EVIDENCE * min(times) * math.ceil(fitter.samples / fitter.schedule.batch_size)
+
+
+def _epochs(minutes: float, budget: float, second: float, most: int) -> int:
+    """Epochs of a full fit with which the whole budget takes so many minutes; no more than were asked for."""
+    if not minutes > 0:
+        raise ValueError(f"minutes must be positive, got {minutes}")
+    return max(EPOCHS, min(most, int(60 * minutes / (budget * second))))
+
+
+def _shortened(scale: float, epochs: int) -> list[str]:
+    if scale > 0.99:
+        return []
+    return [f"runs had {scale:.0%} of {epochs} epochs, to stay within the budget: a larger one makes them longer"]
+
+
+def _verdict(search: Search, fitter: Fitter, question: Question, finding: Finding, held_out: Data | None) -> Verdict:
+    """The finding, with a second opinion, and the layers in which the symmetry is broken."""
+    best = search.best(*(network for network in search.plan.networks if network != question.strict))
+    opinion, judgement, why = None, finding.judgement, finding.why
+    if best is not None:
+        with processes.alone():
+            fit = fitter.fitted(best.start)
+            name = f"{best.network} of width {best.width:g}"
+            opinion = symmetrising.opinion(question.symmetry, name, fit, fitter.data, PART, held_out)
+        ahead = margins.margin(*(margins.best(search.values(n)) for n in (best.network, question.strict)), *search.between(best.network, question.strict))
+        if contradiction := contradicted(finding, opinion, ahead):
+            judgement, why = "undecided", contradiction
+    prices = search.prices.get(question.symmetry, {})
+    layers = tuple(LayerAnswer(layer, price.nats, price.needed) for layer, price in prices.items())
+    margins_of = (finding.breaking, finding.tie)
+    return Verdict(question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers)
+
+
+def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> str:
+    """Why a second opinion contradicts a finding, or nothing. ``ahead`` is what its network has more than the strict one."""
+    if finding.judgement == "no" and opinion.supports:
+        return f"breaking it gains {finding.breaking}, but {opinion}: a network that keeps it is as good"
+    lost = -opinion.evidence > max(ahead.bound, FEW)
+    if finding.judgement == "yes" and ahead.counts and ahead.nats > FEW and lost:
+        return f"among networks of its kind it holds, but {opinion.of} has {ahead} more than the best that keeps it, and {opinion}"
+    if finding.judgement == "yes" and opinion.held_out is not None and opinion.held_out.loses and lost:
+        return f"by the evidence it holds, but {opinion}"
+    return ""
+
+
+def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:
+    """The best end of every network, the one with the most evidence first."""
+    found = []
+    for network in search.plan.networks:
+        run = search.best(network)
+        if run is None:
+            continue
+        outcome, runs = search.outcomes[run], sum(r.network == network and r.stage in ("short", *FITS) for r in search.outcomes)
+        size = sum(p.numel() for p in fitter.networks.build(network, run.width, 0).parameters())
+        found.append(Candidate(network, run.width, run.seed, outcome.log_evidence, outcome.error, runs, run.start, size))
+    return sorted(found, key=lambda candidate: -candidate.log_evidence)
+
+
+def _chosen(search: Search) -> str:
+    """The end with the most evidence; without the paths that layers do not need, if that is the network they were left out of."""
+    best = search.best(*search.plan.networks)
+    if best is None:
+        raise ValueError("nothing was learned: the evidence of every network has failed; train longer, or rescale the inputs")
+    simpler: list[Run] = [run for run in search.outcomes if run.stage == "layers" and run.start == best.start]
+    kept = {name for prices in search.prices.values() for name, price in prices.items() if not price.needed}
+    match = [run for run in simpler if run.left and set(run.left) == kept]
+    return match[0].key if match else best.start

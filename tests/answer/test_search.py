@@ -1,0 +1,179 @@
+"""The search of ``discover`` with fits of known evidence: what is run, dropped, widened and decided."""
+
+import math
+
+import pytest
+
+from autosym.answer.search import PARTS, Outcome, Question, Run, Search, planned, sure_cost
+
+SHIFTS = Question("translations", "conv", "f-fc+conv", "f-fc")
+TURNS = Question("c4", "gconv", "gconv+turn", "conv")
+SYMMETRIC = {"conv": -1000.0, "f-fc+conv": -1000.0, "f-fc": -2000.0}
+BROKEN = {"conv": -3000.0, "f-fc+conv": -1500.0, "f-fc": -2000.0}
+
+
+class Stub:
+    """Runs whose evidence is known: that of the network, its seed and its width, less for short runs; a run on keeps what it began with."""
+
+    def __init__(self, evidence, noise=10.0, width=lambda network, width: 0.0, short=200.0, stuck=False):
+        self.evidence, self.noise, self.width, self.short, self.stuck, self.made = evidence, noise, width, short, stuck, []
+
+    def value(self, run):
+        if run.stage == "whole":
+            return self.values[run.start]
+        chance = self.noise * (0.0, 1.0, -1.0, 0.5, -0.5)[run.seed % 5]
+        own = self.evidence[run.network] + chance + self.width(run.network, run.width)
+        if run.stage == "on" and not self.stuck:
+            own = max(own, min(self.values[run.start], self.evidence[run.network] + self.noise))
+        if run.stage == "layers":
+            own -= sum(500.0 * (layer == "needed") for layer in run.left)
+        return own - (self.short if run.stage == "short" else 0.0)
+
+    values: dict
+
+    def __call__(self, runs):
+        self.values = getattr(self, "values", {})
+        found = {}
+        for run in runs:
+            self.values[run.key] = self.value(run)
+            found[run] = Outcome(self.values[run.key], 1.0)
+            self.made.append(run)
+        return found
+
+
+def cost(network, width):
+    return {1.0: 0.4, 2.0: 1.0, 4.0: 3.0}[width]
+
+
+def searched(stub, questions=(SHIFTS,), seeds=3, budget=8.0, widths=(1.0, 2.0), layers=lambda network: ()):
+    plan = planned(questions, (), widths, seeds, budget, cost)
+    search = Search(questions, plan, stub, cost, layers=layers).run()
+    assert search.spent <= budget
+    assert search.spent == pytest.approx(sum(plan.part(run.stage) * cost(run.network, run.width) for run in stub.made))
+    return search
+
+
+def verdicts(search):
+    return [finding.judgement for finding in search.findings()]
+
+
+def test_a_symmetry_that_is_there():
+    search = searched(Stub(SYMMETRIC))
+    assert verdicts(search) == ["yes"]
+    (finding,) = search.findings()
+    assert finding.tie.nats == pytest.approx(1000, abs=40)
+    assert finding.best["strict"].network == "conv"
+
+
+def test_a_symmetry_that_is_broken():
+    search = searched(Stub(BROKEN))
+    assert verdicts(search) == ["no"]
+    assert search.findings()[0].breaking.nats == pytest.approx(1500, abs=40)
+
+
+@pytest.mark.parametrize("evidence", [SYMMETRIC | {"f-fc": -1005.0}, SYMMETRIC | {"f-fc+conv": -970.0}])
+def test_undecided_says_why_and_what_was_tried(evidence):
+    search = searched(Stub(evidence, noise=40.0, stuck=True))
+    (finding,) = search.findings()
+    assert finding.judgement == "undecided"
+    assert "counts" in finding.why
+    assert set(finding.tried) == {"a larger network", "longer runs"}
+
+
+def test_undecided_takes_more_seeds_while_there_is_budget():
+    close = SYMMETRIC | {"f-fc": -1030.0}
+    seeds = {budget: {run.seed for run in searched(Stub(close, noise=30.0), budget=budget).outcomes} for budget in (8.0, 40.0)}
+    assert max(seeds[40.0]) > max(seeds[8.0])
+
+
+def test_short_runs_choose_the_width():
+    wide = searched(Stub(SYMMETRIC, width=lambda network, width: 300.0 * (width == 2.0)))
+    assert {run.width for run in wide.outcomes if run.stage == "long"} == {2.0}
+    narrow = searched(Stub(SYMMETRIC))
+    assert {run.width for run in narrow.outcomes if run.stage == "long" and run.network == "f-fc"} == {1.0}
+
+
+def test_wider_while_evidence_rises_by_more_than_its_error():
+    rising = searched(Stub(SYMMETRIC, width=lambda network, width: 300.0 * math.log2(width)), budget=60.0)
+    assert {run.width for run in rising.outcomes if run.stage == "short"} == {1.0, 2.0, 4.0}
+    little = searched(Stub(SYMMETRIC, width=lambda network, width: math.log2(width)), budget=60.0)
+    assert {run.width for run in little.outcomes if run.stage == "short"} == {1.0, 2.0}
+
+
+def test_a_symmetry_is_not_rejected_by_a_network_that_is_too_small():
+    def width(network, width):
+        return 1495.0 * (math.log2(width) - 1) if network == "conv" else 0.0
+
+    (finding,) = searched(Stub(BROKEN, width=width)).findings()
+    assert finding.judgement == "undecided"
+    assert "wider" in finding.why
+
+
+def test_hopeless_networks_get_one_long_run():
+    search = searched(Stub(BROKEN | {"f-fc": -90000.0}))
+    long = [run.network for run in search.outcomes if run.stage == "long"]
+    assert long.count("f-fc") == 1
+    assert long.count("f-fc+conv") == 3
+    assert verdicts(search) == ["no"]
+
+
+def test_each_hypothesis_is_also_fitted_from_the_end_of_the_other():
+    search = searched(Stub(SYMMETRIC))
+    on = [(run.network, run.start.split("~")[0]) for run in search.outcomes if run.stage == "on"]
+    for pair in (("conv", "f-fc+conv"), ("f-fc+conv", "conv"), ("conv", "conv"), ("f-fc+conv", "f-fc+conv")):
+        assert on.count(pair) == 2
+    assert len(search.gains(SHIFTS)) == 4
+
+
+def test_a_worse_optimum_of_the_relaxed_network_does_not_decide():
+    """Runs of the relaxed network by themselves are luckier, but left of their free paths they are as good: no breaking."""
+
+    class Lucky(Stub):
+        def value(self, run):
+            luck = 150.0 if run.network == "f-fc+conv" and run.stage in ("short", "long") else 0.0
+            if run.stage == "on":
+                return max(self.evidence[run.network], self.values[run.start] - 1.0)
+            return super().value(run) + luck
+
+    assert verdicts(searched(Lucky(SYMMETRIC))) == ["yes"]
+
+
+def test_failed_runs_lose():
+    search = searched(Stub(SYMMETRIC | {"f-fc": -math.inf}))
+    assert verdicts(search) == ["yes"]
+    assert search.findings()[0].best["untied"] is None
+
+
+def test_questions_share_networks():
+    evidence = SYMMETRIC | {"gconv": -700.0, "gconv+turn": -700.0}
+    stub = Stub(evidence)
+    search = searched(stub, (SHIFTS, TURNS), budget=20.0)
+    assert verdicts(search) == ["yes", "yes"]
+    assert len(stub.made) == len(set(stub.made))
+    assert sum(run.network == "conv" and run.stage == "long" for run in stub.made) == 3
+
+
+def test_layers_that_do_not_need_what_breaks_are_found():
+    search = searched(Stub(BROKEN), budget=20.0, layers=lambda network: ("first", "needed", "last"))
+    prices = search.prices["translations"]
+    assert {name: price.needed for name, price in prices.items()} == {"first": False, "needed": True, "last": False}
+    assert prices["needed"].nats == pytest.approx(500)
+    assert any(run.left == ("first", "last") for run in search.outcomes)
+
+
+def test_the_plan_is_within_the_budget_and_says_so_beforehand():
+    plan = planned((SHIFTS,), (), (1.0, 2.0), 3, 6.0, cost)
+    assert sum(sure_cost(plan, (SHIFTS,), cost)) <= 6.0
+    assert plan.part("short") < PARTS["short"]
+    assert planned((SHIFTS,), (), (1.0, 2.0), 3, 100.0, cost).scale == 1.0
+    with pytest.raises(ValueError, match=r"a budget of 0\.5 fits is too small"):
+        planned((SHIFTS,), (), (1.0, 2.0), 3, 0.5, cost)
+    with pytest.raises(ValueError, match="seeds must be at least 2"):
+        planned((SHIFTS,), (), (1.0, 2.0), 1, 6.0, cost)
+
+
+def test_runs_have_names_of_their_own():
+    runs = [Run("a", 1, 0, "on", "x"), Run("a", 1, 0, "on", "y"), Run("a", 1, 0, "long"), Run("a", 2, 0, "long")]
+    runs += [Run("a", 1, 0, "layers", "x", ("p",)), Run("a", 1, 0, "layers", "x", ("q",))]
+    assert len({run.key for run in runs}) == len(runs)
+    assert "/" not in Run("a/b:c d", 1, 0, "long").key
