@@ -80,7 +80,11 @@ def run(case: Case, data: Path, work: Path, **options: Any) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - begun
     outputs = measuring.outputs_of(answer.fit.model, x_test)
-    test = scores(outputs, y_test) if task.classes else {"squared error": float((outputs - y_test).square().mean())}
+    test = (
+        measuring.in_percent(scores(outputs, y_test))
+        if task.classes
+        else {"squared error": float((outputs - y_test).square().mean())}
+    )
     return {
         "config": {"task": case.task, "images": case.images, "seed": case.seed, **options},
         "right": dict(task.answers),
