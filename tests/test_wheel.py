@@ -90,7 +90,7 @@ def test_the_installed_package_is_the_one_that_runs(command):
 @pytest.mark.slow
 def test_the_demo_of_the_installed_package(command, tmp_path):
     pytest.importorskip("matplotlib")
-    summary = json.loads(command("demo", "--epochs", "1", "--jobs", "1", "--out", tmp_path, "--json"))
+    summary = json.loads(command("demo", "--fits", "--epochs", "1", "--jobs", "1", "--out", tmp_path, "--json"))
     assert len(summary["rows"]) == 8
     assert summary["provenance"]["commit"] is None, "no checkout is in sight"
     assert (tmp_path / "demo.png").exists()

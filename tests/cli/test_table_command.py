@@ -256,7 +256,7 @@ def test_a_table_without_results_says_what_to_do(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, err = shown(capsys, "table", "quadrant-digits", status=1)
     assert out == ""
-    assert re.search(r"autosym: runs/demo/result.json does not exist: run `autosym demo` first", err)
+    assert re.search(r"autosym: runs/fits/result.json does not exist: run `autosym demo --fits` first", err)
 
 
 def test_an_unknown_table_names_the_tables(capsys, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def check_demo(summary, path):
 def test_demo_and_its_table(capsys, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("AUTOSYM_COMMIT", "abc123")
-    out, err = shown(capsys, "demo", "--epochs", "1", "--out", tmp_path, "--json")
+    out, err = shown(capsys, "demo", "--fits", "--epochs", "1", "--out", tmp_path, "--json")
     assert err == ""
     assert out.count("\n") == 1
     summary = json.loads(out)
@@ -59,7 +59,7 @@ def test_demo_and_its_table(capsys, tmp_path, monkeypatch):
     assert text.count("against the better fixed model") == 2
 
     capsys.readouterr()
-    text = shown(capsys, "demo", "--epochs", "1", "--out", tmp_path / "again").out
+    text = shown(capsys, "demo", "--fits", "--epochs", "1", "--out", tmp_path / "again").out
     assert f"{len(DEMO)}/{len(DEMO)}" in text
     assert "demo.png" in text
 
@@ -67,13 +67,13 @@ def test_demo_and_its_table(capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_demo_in_processes(capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    out, _ = shown(capsys, "demo", "--epochs", "1", "--jobs", "2", "--out", tmp_path, "--json")
+    out, _ = shown(capsys, "demo", "--fits", "--epochs", "1", "--jobs", "2", "--out", tmp_path, "--json")
     check_demo(json.loads(out), tmp_path)
 
 
 @pytest.mark.slow
 def test_demo_of_discover(capsys, tmp_path):
-    text = shown(capsys, "demo", "--discover", "--epochs", "2", "--out", tmp_path).out
+    text = shown(capsys, "demo", "--epochs", "2", "--out", tmp_path).out
     found = json.loads((tmp_path / "result.json").read_text())
     assert [result["task"] for result in found["answers"]] == ["digit", "digit+quadrant"]
     assert [result["truth"] for result in found["answers"]] == ["yes", "no"]
@@ -157,7 +157,7 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_demo_ends_with_its_networks(tmp_path):
     """At once, and not after all that wait: the processes it started are gone, too."""
-    command = [sys.executable, "-m", "autosym", "demo", "--out", str(tmp_path), "--jobs", "2"]
+    command = [sys.executable, "-m", "autosym", "demo", "--fits", "--out", str(tmp_path), "--jobs", "2"]
     restored = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True, preexec_fn=restored) as demo:
         assert demo.stdout.readline().startswith("Training")

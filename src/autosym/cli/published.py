@@ -42,33 +42,37 @@ TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
 
 def demo(
     out: Path | None = None,
+    fits: bool = False,
     groups: bool = False,
     basis: bool = False,
-    discover: bool = False,
     jobs: int | None = None,
     epochs: int | None = None,
     json: bool = False,
 ) -> None:
-    """Watch a network find out whether it should be convolutional: Table 1 in miniature, on embedded data, in minutes.
+    """Which digit is it? And in which quadrant? Watch discover find out which of these questions has a symmetry, in two minutes.
 
     Args:
-        out: where result.json and the picture are written (runs/demo; with --groups runs/groups, and so on).
+        out: where result.json and reports or pictures are written (runs/demo; with --fits runs/fits, and so on).
+        fits: instead, Table 1 in miniature: eight networks, fixed and learned, on the same two questions, and a picture.
         groups: instead, learn which group suits upright digits and which suits rotated digits.
         basis: instead, basis functions with exact evidence, in seconds: is a function even?
-        discover: instead, ask for the symmetry of both tasks, with odds, on fewer digits.
-        jobs: how many networks to train at the same time (all cores by default).
+        jobs: how many questions, or networks, to work on at the same time (all cores by default).
         epochs: train for another number of epochs.
         json: print the result as JSON and nothing else.
     """
-    out = out or Path("runs") / ("groups" if groups else "basis" if basis else "discover-demo" if discover else "demo")
+    out = out or Path("runs") / ("fits" if fits else "groups" if groups else "basis" if basis else "demo")
+    if fits:
+        return _demo_fits(out, epochs, jobs, json)
     if groups:
         return _demo_groups(out, epochs, json)
     if basis:
         found = basis_functions.demo(out)
         print(json_format.dumps(found)) if json else basis_functions.show(found, out)
         return
-    if discover:
-        return _demo_discover(out, epochs, jobs, json)
+    _demo_discover(out, epochs, jobs, json)
+
+
+def _demo_fits(out: Path, epochs: int | None, jobs: int | None, json: bool) -> None:
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
@@ -99,7 +103,13 @@ def _demo_results(runs: list[quadrant_digits.Run], jobs: int, json: bool) -> lis
 
 def _demo_discover(out: Path, epochs: int | None, jobs: int | None, json: bool) -> None:
     runs = [quadrant_answers.Run(task, **({} if epochs is None else {"epochs": epochs})) for task in quadrant_answers.TRUTH]
-    found = quadrant_answers.execute_all(runs, out, min(len(runs), os.cpu_count() or 1) if jobs is None else jobs)
+    jobs = min(len(runs), os.cpu_count() or 1) if jobs is None else jobs
+    if not json:
+        print(
+            f"Asking discover two questions about 500 digits in quadrants, {jobs} at a time: about two minutes on two cores.",
+            flush=True,
+        )
+    found = quadrant_answers.execute_all(runs, out, jobs)
     write(found, out / "result.json")
     if json:
         print(json_format.dumps(found))
@@ -270,7 +280,7 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
-    """Print a table from results: the papers' numbers beside ours, or quadrant-digits after autosym demo.
+    """Print a table from results: the papers' numbers beside ours, or quadrant-digits after autosym demo --fits.
 
     Args:
         name: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether or quadrant-digits.
@@ -279,7 +289,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         json: print the rows as JSON and nothing else.
     """
     if name == "quadrant-digits":
-        return _table_of_demo(results or Path("runs/demo/result.json"), json)
+        return _table_of_demo(results or Path("runs/fits/result.json"), json)
     folder, number = results or images.RESULTS, name.removeprefix("table")
     show: Callable[..., None]
     draw: Callable[[Path, Path], None] | None = None
@@ -307,7 +317,7 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
 
 def _table_of_demo(file: Path, json: bool) -> None:
     if not file.exists():
-        raise FileNotFoundError(f"{file} does not exist: run `autosym demo` first, or name another file by --results")
+        raise FileNotFoundError(f"{file} does not exist: run `autosym demo --fits` first, or name another file by --results")
     summary = run_files.read(file)
     with run_files.of_this_version(file):
         if json:
