@@ -205,7 +205,8 @@ class _Sums:
         x, faster = x.to(self.dtype or x.dtype), type(path).gram is not Path.gram  # than the product of all columns
         columns = path.columns(x[:1] if faster else x)
         if self._are_few(name, len(x), columns):
-            self.columns.setdefault(name, []).append(path.columns(x) if faster else columns)
+            kept = path.columns(x) if faster else columns  # a view of the input, often, which the model or a loader may overwrite
+            self.columns.setdefault(name, []).append(kept.clone())
             return
         for kept in self.columns.pop(name, ()):
             _add(self.A, name, kept)
