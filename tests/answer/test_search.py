@@ -210,3 +210,14 @@ def test_seeds_that_begin_by_other_routes_do_not_widen_the_spread():
         for route in (lambda run: "", lambda run: "trained" if run.seed == 0 else "")
     )
     assert own.spread()[0] < 30 < wide.spread()[0]
+
+
+def test_seeds_that_have_failed_do_not_make_a_margin_surer():
+    class Failing(Stub):
+        def value(self, run):
+            return -math.inf if run.network == "conv" and run.seed and run.stage != "short" else super().value(run)
+
+    search = searched(Failing(SYMMETRIC, noise=30.0))
+    spread, _ = search.spread()
+    alive = {"conv": 1.0, "f-fc+conv": 0.748}  # deviations of the largest of one and of three
+    assert search.between("conv", "f-fc+conv")[0] == pytest.approx(spread * math.hypot(*alive.values()))

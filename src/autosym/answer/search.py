@@ -261,7 +261,8 @@ class Search:
     def between(self, one: str, other: str) -> tuple[float, int]:
         """What chance makes of the difference of the best ends of two networks that were trained apart."""
         between, freedom = self.spread()
-        seeds = [len({run.seed for run in self._of(network, *FITS)}) for network in (one, other)]
+        runs = [[run for run in self._of(network, *FITS) if math.isfinite(self._value(run))] for network in (one, other)]
+        seeds = [len({run.seed for run in some}) for some in runs]  # one that has failed is no chance to be the best
         return between * math.hypot(*map(margins.of_best, seeds)), freedom
 
     def _last_rise(self, network: str) -> tuple[float, Margin | None]:
