@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from autosym.answer import discovering
+from autosym.answer.answers import Verdict
 from autosym.answer.plans import PARTS, Outcome, Question, Run, planned, sure_cost
 from autosym.answer.search import Search
 
@@ -221,3 +223,21 @@ def test_seeds_that_have_failed_do_not_make_a_margin_surer():
     spread, _ = search.spread()
     alive = {"conv": 1.0, "f-fc+conv": 0.748}  # deviations of the largest of one and of three
     assert search.between("conv", "f-fc+conv")[0] == pytest.approx(spread * math.hypot(*alive.values()))
+
+
+def test_layers_of_another_network_do_not_choose_what_is_left_out():
+    """Each layer alone is worth little to F-FC+CONV, both are worth 500 nats; the other network, which is worse, needs only one of them."""
+
+    class Priced(Stub):
+        def value(self, run):
+            if run.stage != "layers":
+                return super().value(run)
+            lost = 500.0 * (len(run.left) > 1) if run.network == "f-fc+conv" else 500.0 * ("one" in run.left)
+            return self.values[run.start] - lost
+
+    evidence = BROKEN | {"gconv": -4000.0, "gconv+turn": -2500.0}
+    search = searched(Priced(evidence), (SHIFTS, TURNS), budget=40.0, layers=lambda network: ("one", "two"))
+    verdicts = [Verdict(found.symmetry, found.judgement, found.breaking, found.tie) for found in search.findings()]
+    assert [verdict.judgement for verdict in verdicts] == ["no", "no"]
+    chosen = next(run for run in search.outcomes if run.key == discovering._chosen(search, verdicts))
+    assert (chosen.network, chosen.left) == ("f-fc+conv", ("one",))

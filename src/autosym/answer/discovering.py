@@ -282,7 +282,8 @@ def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
         strict = search.best(question.strict)
         if verdict.judgement == "yes" and best.network == question.relaxed and strict is not None:
             best = strict if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW else best
-    unneeded = {name for prices in search.prices.values() for name, price in prices.items() if not price.needed}
+    own = [search.prices.get(question.symmetry, {}) for question in search.questions if question.relaxed == best.network]
+    unneeded = {name for prices in own for name, price in prices.items() if not price.needed}  # of this network alone
     for run in search.outcomes:
         if run.stage == "layers" and run.start == best.start and run.left and set(run.left) == unneeded:
             return run.key
