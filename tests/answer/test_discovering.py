@@ -193,6 +193,20 @@ def test_an_answer_is_saved_and_loaded(answer, data, tmp_path):
         Answer.load(tmp_path)
 
 
+def test_an_answer_without_an_error_is_the_same_when_loaded(tmp_path):
+    """A seed of each kind has no spread, and paths without which a network fails have no finite worth."""
+    open_yet = (Margin(5.0, math.inf, 1), Margin(-math.inf, math.inf, 1))
+    opinion = Opinion("c4", "conv", 4, Gain(3.0, math.inf), -1.0)
+    verdict = Verdict("c4", "undecided", *open_yet, "why", {}, opinion, (LayerAnswer("conv1", math.inf, True),))
+    recipe = {"name": None, "in_shape": [1, 4, 4], "dtype": "float32"}
+    answer = Answer((verdict,), (Candidate("conv", 1, 0, -10.0, 1.0, 3),), 10, 1.0, 1.0, (), recipe)
+    answer.save(tmp_path)
+    again = Answer.load(tmp_path)
+    assert again == answer
+    assert str(again) == str(answer)
+    assert again.as_dict() == answer.as_dict()
+
+
 def test_undecided_says_what_would_decide():
     verdict = Verdict("c4", "undecided", Margin(2, 30, 3), Margin(50, 30, 3), "why", {"longer runs": 12.0})
     assert any("times as many samples" in advice for advice in verdict.advice)

@@ -241,3 +241,12 @@ def test_layers_of_another_network_do_not_choose_what_is_left_out():
     assert [verdict.judgement for verdict in verdicts] == ["no", "no"]
     chosen = next(run for run in search.outcomes if run.key == discovering._chosen(search, verdicts))
     assert (chosen.network, chosen.left) == ("f-fc+conv", ("one",))
+
+
+def test_a_trial_that_has_failed_gained_nothing_that_can_be_said():
+    class Failing(Stub):
+        def value(self, run):
+            return -math.inf if run.stage == "short" and run.width == 2.0 else super().value(run)
+
+    (finding,) = searched(Failing(SYMMETRIC)).findings()
+    assert set(finding.tried) == {"longer runs"}

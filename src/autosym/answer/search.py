@@ -242,7 +242,7 @@ class Search:
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
-        tried = {what: gain for what, gain in trials.items() if gain is not None}
+        tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         why = _why(ways, tie, pairs) if judgement == "undecided" else ""
         failed = [network for network in question.networks if self.best(network) is None]
