@@ -304,6 +304,39 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
         Store(tmp_path, {})
 
 
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+def test_other_models_and_data_are_told_apart(data):
+    def known(model=None, given=data):
+        torch.manual_seed(0)
+        return discovering._known(plain() if model is None else model, given, {})
+
+    def smooth(width=1):
+        torch.manual_seed(0)
+        layers = list(plain(width))
+        return nn.Sequential(layers[0], nn.Tanh(), *layers[2:])  # with the same weights
+
+    assert known() == known()
+    assert known() != known(smooth()), "a module with other layers"
+    assert known(plain) == known(lambda width: plain(width)), "a factory is known by what it makes"
+    assert known(plain) != known(smooth)
+    x, y = data
+    some, order = Pictures(x, y), torch.randperm(len(x))
+    assert known(given=some) == known(given=torch.utils.data.DataLoader(some, 7, shuffle=True))
+    assert known(given=some) == known(given=Pictures(x[order], y[order]))
+    assert known(given=some) != known(given=Pictures(x, y.roll(1)))
+    assert known(given=some) != known(given=Pictures(-x, y))
+
+
 SCRIPT = """
 import sys, torch, autosym
 sys.path.insert(0, {tests!r})

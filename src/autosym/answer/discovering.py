@@ -9,6 +9,7 @@ opinion      the best network that breaks a symmetry, averaged over its group: a
 import copy
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path as File
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from autosym.answer import margins, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.forecast import Forecast, spoken, told
-from autosym.answer.hypotheses import Built, Given, checked
+from autosym.answer.hypotheses import Built, Given, checked, seeded
 from autosym.answer.margins import FEW
 from autosym.answer.plans import FITS, Question, planned, sure_cost
 from autosym.answer.routes import PART, Fitter, Store
@@ -77,7 +78,8 @@ def discover(
     networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
-    settings |= _known(model, data, recipe) | {"options": sorted(more), "likelihood": likelihood.name}
+    settings |= {"options": sorted(more), "likelihood": likelihood.name}
+    settings |= {} if resume is None else _known(model, data, recipe)
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
     forecast = _planned(fitter, seeds, budget, minutes)
@@ -104,10 +106,21 @@ def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe:
 
 
 def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a search from others in its folder: the data, and the model that is given."""
-    weights = model.state_dict().values() if isinstance(model, nn.Module) else ()
-    given = [len(weights), sum(float(tensor.double().abs().sum()) for tensor in weights)]
-    return {"data": checksum(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
+    """What tells a search from others in its folder: the data, and the model that is given: its layers and its weights."""
+    with seeded(0):
+        made = model if isinstance(model, nn.Module) else None if isinstance(model, str) else model(1)
+    given = 0 if made is None else zlib.crc32(repr(made).encode())
+    for tensor in () if made is None else made.state_dict().values():
+        given = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), given)
+    return {"data": _sum_of(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
+
+
+def _sum_of(data: Data) -> int | None:
+    """A checksum: of tensors in their order, of other data over samples in any order, as a loader may shuffle them."""
+    known = checksum(data)
+    if known is not None:
+        return known
+    return sum(checksum(one) or 0 for x, y in batches(data, 256) for one in zip(x.split(1), y.split(1), strict=True))
 
 
 def _planned(fitter: Fitter, seeds: int, budget: float, minutes: float | None) -> Forecast:
