@@ -337,6 +337,26 @@ def test_other_models_and_data_are_told_apart(data):
     assert known(given=some) != known(given=Pictures(-x, y))
 
 
+def test_a_trained_model_is_told_where_data_are_sorted():
+    x, y = pictures(900)
+    first = y.argsort(stable=True)
+
+    def knows(x):  # as if it had learned them by heart
+        return 5.0 * nn.functional.one_hot(y[first], 3).float()[int(x[0, 0, 0, 0]) : int(x[-1, 0, 0, 0]) + 1]
+
+    class Knows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return knows(x) + self.weight
+
+    numbered = torch.arange(900.0)[:, None, None, None].expand(900, 1, 8, 8)
+    assert discovering._is_trained(Knows(), (numbered, y[first]), autosym.Categorical())
+    assert not discovering._is_trained(plain(), (x, y), autosym.Categorical())
+
+
 SCRIPT = """
 import sys, torch, autosym
 sys.path.insert(0, {tests!r})

@@ -200,12 +200,17 @@ def _networks(
 
 @torch.no_grad()
 def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
-    """Whether outputs fit their own targets better than those of other samples."""
+    """Whether outputs fit their own targets better than those of other samples, of all data: they may be sorted by class."""
     model = copy.deepcopy(model).eval()
-    x, y = to_model(*next(iter(batches(data, 256))), model, "discover")
-    f = model(x)
-    own, others = (float(likelihood.loss(g, y)) / len(y) for g in (f, f.roll(1 + len(f) // 2, 0)))
-    return others - own > TRAINED
+    outputs, targets = [], []
+    for batch in batches(data, 256):
+        x, y = to_model(*batch, model, "discover")
+        outputs.append(model(x))
+        targets.append(y)
+    f, y = torch.cat(outputs), torch.cat(targets)
+    others = f[torch.randperm(len(f), generator=torch.Generator().manual_seed(0)).to(f.device)]
+    losses = [float(likelihood.loss(g, y)) / len(y) for g in (f, others)]
+    return losses[1] - losses[0] > TRAINED
 
 
 def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
