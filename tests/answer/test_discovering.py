@@ -148,6 +148,7 @@ def finding(judgement):
     ("judgement", "evidence", "ahead", "expected"),
     [
         ("no", 20.0, 500.0, "keeps it is as good"),  # averaged it is no worse: nothing is broken
+        ("no", -1e-3, 500.0, "keeps it is as good"),  # what it loses is rounding
         ("no", -900.0, 500.0, ""),
         ("yes", -900.0, 500.0, "among networks of its kind"),  # a network of another kind is better, and breaks it
         ("yes", -900.0, 2.0, ""),
@@ -156,7 +157,7 @@ def finding(judgement):
     ],
 )
 def test_a_second_opinion_that_contradicts_leaves_it_undecided(judgement, evidence, ahead, expected):
-    opinion = Opinion("c4", "conv", 4, Gain(evidence, 1.0), evidence)
+    opinion = Opinion("c4", "conv", 4, Gain(evidence, abs(evidence) / 9), evidence)
     said = discovering.contradicted(finding(judgement), opinion, Margin(ahead, 30, 3))
     assert expected in said
     assert bool(said) == bool(expected)
