@@ -250,3 +250,14 @@ def test_a_trial_that_has_failed_gained_nothing_that_can_be_said():
 
     (finding,) = searched(Failing(SYMMETRIC)).findings()
     assert set(finding.tried) == {"longer runs"}
+
+
+@pytest.mark.parametrize("budget", [5.0, 6.0, 6.8])
+def test_layers_that_cannot_be_left_out_together_stay_within_the_budget(budget):
+    class Priced(Stub):
+        def value(self, run):
+            lost = 500.0 * (len(run.left) > 1)
+            return super().value(run) if run.stage != "layers" else self.values[run.start] - lost
+
+    search = searched(Priced(BROKEN), budget=budget, layers=lambda network: [f"layer{i}" for i in range(30)])
+    assert sum(not price.needed for price in search.prices["translations"].values()) == 1

@@ -167,6 +167,9 @@ class Search:
         out = sorted((name for name in names if worth[name] < margins.FEW), key=worth.__getitem__)
         while out:
             together = replace(each, left=tuple(sorted(out)))
+            if together not in self.outcomes and self.spent + self._price(together) > self.plan.budget:
+                out = out[:1]  # which is known
+                continue
             self._go([together])
             if self._value(each) - self._value(together) < margins.FEW:
                 break
