@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autosym.answer import discovering
+from autosym.answer import discovering, margins
 from autosym.answer.answers import Verdict
 from autosym.answer.plans import PARTS, Outcome, Question, Run, planned, sure_cost
 from autosym.answer.search import Search
@@ -261,3 +261,18 @@ def test_layers_that_cannot_be_left_out_together_stay_within_the_budget(budget):
 
     search = searched(Priced(BROKEN), budget=budget, layers=lambda network: [f"layer{i}" for i in range(30)])
     assert sum(not price.needed for price in search.prices["translations"].values()) == 1
+
+
+def test_quiet_networks_do_not_vouch_for_a_noisy_one():
+    class Noisy(Stub):
+        def value(self, run):
+            noisy = 9.0 * self.noise * (0.0, 1.0, -1.0)[run.seed % 3] * (run.network == "conv" and run.stage != "whole")
+            return super().value(run) + noisy
+
+    search = searched(Noisy(SYMMETRIC | {"gconv": -1000.0, "gconv+turn": -1000.0}, stuck=True), (SHIFTS, TURNS), budget=15.0)
+    pooled, alone = search.spread(), search.spread("conv", "f-fc+conv")
+    assert alone[0] > 1.2 * pooled[0]
+    for pair, (spread, freedom) in {("conv", "f-fc+conv"): alone, ("gconv", "gconv+turn"): pooled}.items():
+        seeds = [len({run.seed for run in search._of(network, "long")}) for network in pair]
+        expected = spread * math.hypot(*map(margins.of_best, seeds))
+        assert search.between(*pair) == (pytest.approx(expected), freedom)
