@@ -148,6 +148,7 @@ def finding(judgement):
     ("judgement", "evidence", "ahead", "expected"),
     [
         ("no", 20.0, 500.0, "keeps it is as good"),  # averaged it is no worse: nothing is broken
+        ("no", -1e-3, 500.0, "keeps it is as good"),  # what it loses is rounding
         ("no", -900.0, 500.0, ""),
         ("yes", -900.0, 500.0, "among networks of its kind"),  # a network of another kind is better, and breaks it
         ("yes", -900.0, 2.0, ""),
@@ -156,7 +157,7 @@ def finding(judgement):
     ],
 )
 def test_a_second_opinion_that_contradicts_leaves_it_undecided(judgement, evidence, ahead, expected):
-    opinion = Opinion("c4", "conv", 4, Gain(evidence, 1.0), evidence)
+    opinion = Opinion("c4", "conv", 4, Gain(evidence, abs(evidence) / 9), evidence)
     said = discovering.contradicted(finding(judgement), opinion, Margin(ahead, 30, 3))
     assert expected in said
     assert bool(said) == bool(expected)
@@ -191,6 +192,20 @@ def test_an_answer_is_saved_and_loaded(answer, data, tmp_path):
     (tmp_path / "answer.json").write_text("{}")
     with pytest.raises(ValueError, match="damaged"):
         Answer.load(tmp_path)
+
+
+def test_an_answer_without_an_error_is_the_same_when_loaded(tmp_path):
+    """A seed of each kind has no spread, and paths without which a network fails have no finite worth."""
+    open_yet = (Margin(5.0, math.inf, 1), Margin(-math.inf, math.inf, 1))
+    opinion = Opinion("c4", "conv", 4, Gain(3.0, math.inf), -1.0)
+    verdict = Verdict("c4", "undecided", *open_yet, "why", {}, opinion, (LayerAnswer("conv1", math.inf, True),))
+    recipe = {"name": None, "in_shape": [1, 4, 4], "dtype": "float32"}
+    answer = Answer((verdict,), (Candidate("conv", 1, 0, -10.0, 1.0, 3),), 10, 1.0, 1.0, (), recipe)
+    answer.save(tmp_path)
+    again = Answer.load(tmp_path)
+    assert again == answer
+    assert str(again) == str(answer)
+    assert again.as_dict() == answer.as_dict()
 
 
 def test_undecided_says_what_would_decide():
@@ -288,6 +303,59 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         Store(tmp_path, {})
+
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+def test_other_models_and_data_are_told_apart(data):
+    def known(model=None, given=data):
+        torch.manual_seed(0)
+        return discovering._known(plain() if model is None else model, given, {})
+
+    def smooth(width=1):
+        torch.manual_seed(0)
+        layers = list(plain(width))
+        return nn.Sequential(layers[0], nn.Tanh(), *layers[2:])  # with the same weights
+
+    assert known() == known()
+    assert known() != known(smooth()), "a module with other layers"
+    assert known(plain) == known(lambda width: plain(width)), "a factory is known by what it makes"
+    assert known(plain) != known(smooth)
+    x, y = data
+    some, order = Pictures(x, y), torch.randperm(len(x))
+    assert known(given=some) == known(given=torch.utils.data.DataLoader(some, 7, shuffle=True))
+    assert known(given=some) == known(given=Pictures(x[order], y[order]))
+    assert known(given=some) != known(given=Pictures(x, y.roll(1)))
+    assert known(given=some) != known(given=Pictures(-x, y))
+
+
+def test_a_trained_model_is_told_where_data_are_sorted():
+    x, y = pictures(900)
+    first = y.argsort(stable=True)
+
+    def knows(x):  # as if it had learned them by heart
+        return 5.0 * nn.functional.one_hot(y[first], 3).float()[int(x[0, 0, 0, 0]) : int(x[-1, 0, 0, 0]) + 1]
+
+    class Knows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return knows(x) + self.weight
+
+    numbered = torch.arange(900.0)[:, None, None, None].expand(900, 1, 8, 8)
+    assert discovering._is_trained(Knows(), (numbered, y[first]), autosym.Categorical())
+    assert not discovering._is_trained(plain(), (x, y), autosym.Categorical())
 
 
 SCRIPT = """

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from autosym.answer import discovering, margins
+from autosym.answer.answers import Verdict
 from autosym.answer.plans import PARTS, Outcome, Question, Run, planned, sure_cost
 from autosym.answer.search import Search
 
@@ -210,3 +212,67 @@ def test_seeds_that_begin_by_other_routes_do_not_widen_the_spread():
         for route in (lambda run: "", lambda run: "trained" if run.seed == 0 else "")
     )
     assert own.spread()[0] < 30 < wide.spread()[0]
+
+
+def test_seeds_that_have_failed_do_not_make_a_margin_surer():
+    class Failing(Stub):
+        def value(self, run):
+            return -math.inf if run.network == "conv" and run.seed and run.stage != "short" else super().value(run)
+
+    search = searched(Failing(SYMMETRIC, noise=30.0))
+    spread, _ = search.spread()
+    alive = {"conv": 1.0, "f-fc+conv": 0.748}  # deviations of the largest of one and of three
+    assert search.between("conv", "f-fc+conv")[0] == pytest.approx(spread * math.hypot(*alive.values()))
+
+
+def test_layers_of_another_network_do_not_choose_what_is_left_out():
+    """Each layer alone is worth little to F-FC+CONV, both are worth 500 nats; the other network, which is worse, needs only one of them."""
+
+    class Priced(Stub):
+        def value(self, run):
+            if run.stage != "layers":
+                return super().value(run)
+            lost = 500.0 * (len(run.left) > 1) if run.network == "f-fc+conv" else 500.0 * ("one" in run.left)
+            return self.values[run.start] - lost
+
+    evidence = BROKEN | {"gconv": -4000.0, "gconv+turn": -2500.0}
+    search = searched(Priced(evidence), (SHIFTS, TURNS), budget=40.0, layers=lambda network: ("one", "two"))
+    verdicts = [Verdict(found.symmetry, found.judgement, found.breaking, found.tie) for found in search.findings()]
+    assert [verdict.judgement for verdict in verdicts] == ["no", "no"]
+    chosen = next(run for run in search.outcomes if run.key == discovering._chosen(search, verdicts))
+    assert (chosen.network, chosen.left) == ("f-fc+conv", ("one",))
+
+
+def test_a_trial_that_has_failed_gained_nothing_that_can_be_said():
+    class Failing(Stub):
+        def value(self, run):
+            return -math.inf if run.stage == "short" and run.width == 2.0 else super().value(run)
+
+    (finding,) = searched(Failing(SYMMETRIC)).findings()
+    assert set(finding.tried) == {"longer runs"}
+
+
+@pytest.mark.parametrize("budget", [5.0, 6.0, 6.8])
+def test_layers_that_cannot_be_left_out_together_stay_within_the_budget(budget):
+    class Priced(Stub):
+        def value(self, run):
+            lost = 500.0 * (len(run.left) > 1)
+            return super().value(run) if run.stage != "layers" else self.values[run.start] - lost
+
+    search = searched(Priced(BROKEN), budget=budget, layers=lambda network: [f"layer{i}" for i in range(30)])
+    assert sum(not price.needed for price in search.prices["translations"].values()) == 1
+
+
+def test_quiet_networks_do_not_vouch_for_a_noisy_one():
+    class Noisy(Stub):
+        def value(self, run):
+            noisy = 9.0 * self.noise * (0.0, 1.0, -1.0)[run.seed % 3] * (run.network == "conv" and run.stage != "whole")
+            return super().value(run) + noisy
+
+    search = searched(Noisy(SYMMETRIC | {"gconv": -1000.0, "gconv+turn": -1000.0}, stuck=True), (SHIFTS, TURNS), budget=15.0)
+    pooled, alone = search.spread(), search.spread("conv", "f-fc+conv")
+    assert alone[0] > 1.2 * pooled[0]
+    for pair, (spread, freedom) in {("conv", "f-fc+conv"): alone, ("gconv", "gconv+turn"): pooled}.items():
+        seeds = [len({run.seed for run in search._of(network, "long")}) for network in pair]
+        expected = spread * math.hypot(*map(margins.of_best, seeds))
+        assert search.between(*pair) == (pytest.approx(expected), freedom)

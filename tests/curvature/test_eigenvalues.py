@@ -235,3 +235,38 @@ def test_kept_columns_of_every_kind_make_its_factor(name, monkeypatch):
         assert_close(factor.A, formed.factors[path].A, rtol=0, atol=1e-12, msg=lambda m, path=path: f"{path}: {m}")
     for path, (_, mu) in formed.eigenvalues().items():
         assert_close(found.eigenvalues()[path][1], mu, rtol=0, atol=1e-12)
+
+
+class Overwriting(nn.Module):
+    """Its first layer reads a map that is overwritten afterwards, as by an activation with inplace=True."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(200, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = 2 * x
+        h = self.first(x)
+        x.relu_()
+        return self.last(h.tanh())
+
+
+class OneBuffer(list):
+    """A loader that shows every batch in the same memory."""
+
+    def __iter__(self):
+        shown = torch.empty_like(self[0][0])
+        for x, y in super().__iter__():
+            yield shown.copy_(x), y
+
+
+@pytest.mark.parametrize("model", [Overwriting, lambda: mlp(200, 5, 3)], ids=["by the model", "by the loader"])
+def test_kept_columns_are_not_overwritten(model, monkeypatch):
+    torch.manual_seed(0)
+    model = model().double()
+    x, y = torch.randn(30, 200, dtype=torch.float64), torch.arange(30) % 3
+    data = OneBuffer(zip(x.split(10), y.split(10), strict=True))
+    kept = kfac(model, data, Categorical())
+    name = next(name for name, factor in kept.factors.items() if isinstance(factor, FewColumns))
+    monkeypatch.setattr(kronecker, "LONG", 1000)
+    assert_close(kept.factors[name].A, kfac(model, (x, y), Categorical()).factors[name].A)

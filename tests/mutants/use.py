@@ -50,7 +50,7 @@ FAULTS = {
         "for kept in self.columns.pop(name, ()):", "for kept in self.columns.pop(name, ())[1:]:",
         "curvature/test_eigenvalues.py -k columns"),
     "factors: columns of one position are counted": Fault("curvature/kronecker.py",
-        "before + samples * positions < inside", "before + samples < inside", "curvature/test_eigenvalues.py -k columns"),
+        "before + samples * positions) < inside", "before + samples) < inside", "curvature/test_eigenvalues.py -k columns"),
     "simplify: a path in doubt is not priced by evidence": Fault("surgery/screening.py",
         "threshold - self.nats > ERROR + BELOW * self.moved", "threshold - self.nats > 0",
         "surgery/test_screening.py surgery/test_simplifying.py -k 'decides or near'"),

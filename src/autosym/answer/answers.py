@@ -24,6 +24,7 @@ from autosym.surgery.hardening import harden
 from autosym.training.fitted import Fit, load
 
 FILE, KIND, VERSION = "answer.json", "autosym answer", 1
+GAINS = ("training", "held_out")  # of an opinion
 
 
 @dataclass(frozen=True)
@@ -213,13 +214,11 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
     verdicts = []
     for v in given["verdicts"]:
         margins = {name: _margin(v[name]) for name in ("breaking", "tie")}
-        layers = tuple(LayerAnswer(**layer) for layer in v["layers"])
+        layers = tuple(LayerAnswer(layer["layer"], _number(layer["nats"]), layer["breaks"]) for layer in v["layers"])
         opinion = None
-        if v["opinion"] is not None:
-            gains = {
-                name: None if v["opinion"][name] is None else Gain(**v["opinion"][name]) for name in ("training", "held_out")
-            }
-            opinion = Opinion(**(v["opinion"] | gains))
+        if (said := v["opinion"]) is not None:
+            gains = {name: said[name] and Gain(*(_number(said[name][key]) for key in ("nats", "error"))) for name in GAINS}
+            opinion = Opinion(**(said | gains | {"evidence": _number(said["evidence"], math.nan)}))
         verdicts.append(
             Verdict(v["symmetry"], v["judgement"], **margins, why=v["why"], tried=v["tried"], opinion=opinion, layers=layers)
         )
@@ -230,7 +229,12 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
 
 def _margin(given: Mapping[str, Any]) -> Margin:
     nats = given["nats"]
-    return Margin(math.inf * given["sign"] if nats is None else nats, given["error"], given["freedom"])
+    return Margin(math.inf * given["sign"] if nats is None else nats, _number(given["error"]), given["freedom"])
+
+
+def _number(given: float | None, lost: float = math.inf) -> float:
+    """A number that was finite, or what it was if not: errors of one run, and the worth of paths without which nothing is learned."""
+    return lost if given is None else given
 
 
 def _finite(value: Any) -> Any:

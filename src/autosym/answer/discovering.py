@@ -9,6 +9,7 @@ opinion      the best network that breaks a symmetry, averaged over its group: a
 import copy
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path as File
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from autosym.answer import margins, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.forecast import Forecast, spoken, told
-from autosym.answer.hypotheses import Built, Given, checked
+from autosym.answer.hypotheses import Built, Given, checked, seeded
 from autosym.answer.margins import FEW
 from autosym.answer.plans import FITS, Question, planned, sure_cost
 from autosym.answer.routes import PART, Fitter, Store
@@ -77,7 +78,8 @@ def discover(
     networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
-    settings |= _known(model, data, recipe) | {"options": sorted(more), "likelihood": likelihood.name}
+    settings |= {"options": sorted(more), "likelihood": likelihood.name}
+    settings |= {} if resume is None else _known(model, data, recipe)
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
     forecast = _planned(fitter, seeds, budget, minutes)
@@ -104,10 +106,21 @@ def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe:
 
 
 def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a search from others in its folder: the data, and the model that is given."""
-    weights = model.state_dict().values() if isinstance(model, nn.Module) else ()
-    given = [len(weights), sum(float(tensor.double().abs().sum()) for tensor in weights)]
-    return {"data": checksum(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
+    """What tells a search from others in its folder: the data, and the model that is given: its layers and its weights."""
+    with seeded(0):
+        made = model if isinstance(model, nn.Module) else None if isinstance(model, str) else model(1)
+    given = 0 if made is None else zlib.crc32(repr(made).encode())
+    for tensor in () if made is None else made.state_dict().values():
+        given = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), given)
+    return {"data": _sum_of(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
+
+
+def _sum_of(data: Data) -> int | None:
+    """A checksum: of tensors in their order, of other data over samples in any order, as a loader may shuffle them."""
+    known = checksum(data)
+    if known is not None:
+        return known
+    return sum(checksum(one) or 0 for x, y in batches(data, 256) for one in zip(x.split(1), y.split(1), strict=True))
 
 
 def _planned(fitter: Fitter, seeds: int, budget: float, minutes: float | None) -> Forecast:
@@ -187,12 +200,17 @@ def _networks(
 
 @torch.no_grad()
 def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
-    """Whether outputs fit their own targets better than those of other samples."""
+    """Whether outputs fit their own targets better than those of other samples, of all data: they may be sorted by class."""
     model = copy.deepcopy(model).eval()
-    x, y = to_model(*next(iter(batches(data, 256))), model, "discover")
-    f = model(x)
-    own, others = (float(likelihood.loss(g, y)) / len(y) for g in (f, f.roll(1 + len(f) // 2, 0)))
-    return others - own > TRAINED
+    outputs, targets = [], []
+    for batch in batches(data, 256):
+        x, y = to_model(*batch, model, "discover")
+        outputs.append(model(x))
+        targets.append(y)
+    f, y = torch.cat(outputs), torch.cat(targets)
+    others = f[torch.randperm(len(f), generator=torch.Generator().manual_seed(0)).to(f.device)]
+    losses = [float(likelihood.loss(g, y)) / len(y) for g in (f, others)]
+    return losses[1] - losses[0] > TRAINED
 
 
 def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
@@ -282,7 +300,8 @@ def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
         strict = search.best(question.strict)
         if verdict.judgement == "yes" and best.network == question.relaxed and strict is not None:
             best = strict if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW else best
-    unneeded = {name for prices in search.prices.values() for name, price in prices.items() if not price.needed}
+    own = [search.prices.get(question.symmetry, {}) for question in search.questions if question.relaxed == best.network]
+    unneeded = {name for prices in own for name, price in prices.items() if not price.needed}  # of this network alone
     for run in search.outcomes:
         if run.stage == "layers" and run.start == best.start and run.left and set(run.left) == unneeded:
             return run.key

@@ -8,7 +8,7 @@
     layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
 
 So neither hypothesis loses by a worse optimum: each is also fitted from the other's end. Before "whole", evidence is that of Kronecker
-factors, corrected (``routes``): it chooses ends, and its spread between seeds is the error of all.
+factors, corrected (``routes``): it chooses ends, and its spread between seeds is the error of all, or of two that differ by more.
 
 All that a run needs is ``Run``; all that is known of it afterwards is ``Outcome``. ``perform`` makes runs, or finds them made. The search
 depends on outcomes alone, not on time, so one that was stopped goes on as if it had not been. Costs are in fits: one is a fit of the
@@ -167,6 +167,9 @@ class Search:
         out = sorted((name for name in names if worth[name] < margins.FEW), key=worth.__getitem__)
         while out:
             together = replace(each, left=tuple(sorted(out)))
+            if together not in self.outcomes and self.spent + self._price(together) > self.plan.budget:
+                out = out[:1]  # which is known
+                continue
             self._go([together])
             if self._value(each) - self._value(together) < margins.FEW:
                 break
@@ -198,10 +201,10 @@ class Search:
         """The verdicts by all long runs, and those from their ends."""
         return [self._finding(question) for question in self.questions]
 
-    def spread(self) -> tuple[float, int]:
-        """The standard deviation between seeds of the best ends of each network, and its degrees of freedom."""
+    def spread(self, *networks: str) -> tuple[float, int]:
+        """The standard deviation between seeds of the best ends of each network, or of these, and its degrees of freedom."""
         found: dict[tuple[str, int], float] = {}
-        for run in (run for network in self.plan.networks for run in self._of(network, *FITS)):
+        for run in (run for network in networks or self.plan.networks for run in self._of(network, *FITS)):
             arm = (f"{run.network} {self.route(run)}", run.seed)
             found[arm] = max(self._value(run), found.get(arm, -math.inf))
         return margins.spread([Value(value, 0.0, arm) for (arm, _), value in found.items()])
@@ -242,7 +245,7 @@ class Search:
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
-        tried = {what: gain for what, gain in trials.items() if gain is not None}
+        tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         why = _why(ways, tie, pairs) if judgement == "undecided" else ""
         failed = [network for network in question.networks if self.best(network) is None]
@@ -259,9 +262,16 @@ class Search:
         return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs)
 
     def between(self, one: str, other: str) -> tuple[float, int]:
-        """What chance makes of the difference of the best ends of two networks that were trained apart."""
-        between, freedom = self.spread()
-        seeds = [len({run.seed for run in self._of(network, *FITS)}) for network in (one, other)]
+        """What chance makes of the difference of the best ends of two networks that were trained apart.
+
+        By the spread of all, or of these two if it is larger: an arm that is five times as noisy as six others would pass for sure in a
+        third of all cases.
+        """
+        (between, freedom), own = self.spread(), self.spread(one, other)
+        if own[1] and own[0] > between:
+            between, freedom = own
+        runs = [[run for run in self._of(network, *FITS) if math.isfinite(self._value(run))] for network in (one, other)]
+        seeds = [len({run.seed for run in some}) for some in runs]  # one that has failed is no chance to be the best
         return between * math.hypot(*map(margins.of_best, seeds)), freedom
 
     def _last_rise(self, network: str) -> tuple[float, Margin | None]:

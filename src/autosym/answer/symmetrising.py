@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from autosym.answer.margins import LEAST
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.curvature.passes import Pass
@@ -47,7 +48,7 @@ class Gain:
 
     @property
     def loses(self) -> bool:
-        return self.nats < -2 * self.error
+        return self.nats < -max(2 * self.error, LEAST)  # of a network that keeps the symmetry both are rounding
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Opinion:
     @property
     def supports(self) -> bool:
         """Whether nothing is lost by averaging."""
-        return self.evidence >= 0 and not self.training.loses and not (self.held_out and self.held_out.loses)
+        return self.evidence > -LEAST and not self.training.loses and not (self.held_out and self.held_out.loses)
 
     def __str__(self) -> str:
         held = "" if self.held_out is None else f", {self.held_out.nats:+.0f} held out"

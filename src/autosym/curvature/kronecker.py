@@ -187,6 +187,15 @@ def _padded(values: Tensor, size: int) -> Tensor:
 LONG = 128  # sides of A that are shorter take no time: their columns are never kept
 
 
+def few_columns(inside: int, positions: int, samples: int) -> int:
+    """How many rows are kept of a path's A: all its columns while they are few, else as many as it has.
+
+    Processes add up A, so each has to form it.
+    """
+    few = inside >= LONG and samples * positions < inside and processes.count() == 1
+    return samples * positions if few else inside
+
+
 class _Sums:
     """sum A and sum G of every path but those ``without``.
 
@@ -205,7 +214,10 @@ class _Sums:
         x, faster = x.to(self.dtype or x.dtype), type(path).gram is not Path.gram  # than the product of all columns
         columns = path.columns(x[:1] if faster else x)
         if self._are_few(name, len(x), columns):
-            self.columns.setdefault(name, []).append(path.columns(x) if faster else columns)
+            kept = (
+                path.columns(x) if faster else columns
+            )  # a view of the input, often, which the model or a loader may overwrite
+            self.columns.setdefault(name, []).append(kept.clone())
             return
         for kept in self.columns.pop(name, ()):
             _add(self.A, name, kept)
@@ -216,14 +228,10 @@ class _Sums:
             _add(self.A, name, columns)
 
     def _are_few(self, name: str, samples: int, columns: Tensor) -> bool:
-        """Whether the columns of so many samples, with those before, are fewer than the rows of A.
-
-        Processes add up A, so each has to form it.
-        """
+        """Whether the columns of so many samples, with those before, are fewer than the rows of A."""
         positions, _, inside = columns.shape[1:]
         before = sum(t.shape[0] * t.shape[1] for t in self.columns.get(name, ()))
-        few = inside >= LONG and before + samples * positions < inside
-        return few and name not in self.A and processes.count() == 1
+        return name not in self.A and few_columns(inside, 1, before + samples * positions) < inside
 
     def add_rows(self, names: tuple[str, ...], rows: Tensor) -> None:
         names = tuple(name for name in names if name not in self.without)

@@ -23,7 +23,7 @@ class Verified:
     bytes_per_sample: float  # that a pass needs: what autograd and tangents keep, and three times the largest columns or rows
     outputs: int
     exchangeable: bool = False  # whether permuting the outputs is a symmetry of the prior (see ``_are_alike``)
-    sides: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # K, out and in of each path
+    sides: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)  # K, out, in and positions of each path
     element_size: int = 4  # bytes of a number
 
 
@@ -66,7 +66,7 @@ def verify(model: nn.Module, x: Tensor, expand_bias: bool = False, owned: Sequen
     activations = sum(size for where, size in kept.items() if where not in weights)
     activations += sum(path.tangents.nbytes for path in tape.paths.values() if isinstance(path, Tangents))
     largest = max(t.numel() * t.element_size() for t in (*columns.values(), *rows.values()))
-    sides = {name: (*rows[name].shape[2:], columns[name].shape[3]) for name in columns}
+    sides = {name: (*rows[name].shape[2:], columns[name].shape[3], columns[name].shape[1]) for name in columns}
     alike = _are_alike(f.detach(), direction, head)
     return Verified(tuple(owned), (activations + 3 * largest) / len(x), f.shape[1], alike, sides, f.element_size())
 

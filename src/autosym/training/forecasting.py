@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from autosym.curvature.kronecker import few_columns
 from autosym.curvature.passes import budget
 from autosym.curvature.verification import Verified
 from autosym.evidence.costs import STEP
@@ -89,7 +90,10 @@ def of_memory(
     """What a fit of so many ``samples``, ``together`` in a batch, will take in memory."""
     weights = sum(site.parameter.nbytes for site in known.sites)
     sides = {} if schedule.kernel is not None else known.sides
-    factors = {name: known.element_size * k * (out**2 + inside**2) for name, (k, out, inside) in sides.items()}
+    factors = {
+        name: known.element_size * k * (out**2 + inside * few_columns(inside, positions, samples))
+        for name, (k, out, inside, positions) in sides.items()
+    }
     part = min(8192 if device.type == "cuda" else 256, samples, max(1, int(budget(memory, device) / known.bytes_per_sample)))
     return Forecast(
         weights * (COPIES + (0 if device.type == "cuda" else SNAPSHOTS)),
@@ -105,7 +109,7 @@ def with_time(forecast: Forecast, known: Verified, schedule: Schedule, samples: 
     """The same with the time, from that of a ``forward`` pass of one sample, in seconds."""
     steps, columns = len(schedule.evidence_epochs()), known.outputs * (FEWER if known.outputs > MANY else 1.0)
     sides = () if schedule.kernel is not None else known.sides.values()
-    solving = sum(k * (out**3 + inside**3) for k, out, inside in sides) / SOLVING
+    solving = sum(k * (out**3 + few_columns(inside, s, samples) ** 3) for k, out, inside, s in sides) / SOLVING
     used = 1.0 if schedule.subset is None else min(schedule.subset / samples, 1.0)
     step = (1 + used * (PASS - 1)) * samples * forward + solving  # the likelihood is of all samples
     end = (PASS + (0 if schedule.sampled_end else COLUMN * (columns - 1))) * samples * forward + solving
