@@ -12,13 +12,9 @@ run side by side.
 """
 
 import argparse
-import json
 import math
-import shutil
 import statistics
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -33,8 +29,8 @@ from autosym.nn import nets
 from autosym.papers import images, measuring, quadrant_digits
 from autosym.runtime.tables import table
 from autosym.training.schedule import Schedule
-from real import held
 from real_tasks import Pair
+from resumable import run_each, stored
 
 OUT = Path(__file__).parent / "results" / "breaking"
 
@@ -150,25 +146,7 @@ def run(cell: Cell, data: Path | None, work: Path) -> dict[str, Any]:
 
 def run_all(cells: Sequence[Cell], data: Path | None, results: Path, work: Path, seconds: float = math.inf) -> int:
     """Run what has no result and no other copy is at; returns how many failed."""
-    begun, failed = time.monotonic(), 0
-    for cell in cells:
-        if time.monotonic() - begun > seconds:
-            print(f"{cell.name} and later ones are left: {seconds:.0f} seconds are over", file=sys.stderr)
-            break
-        file = results / f"{cell.name}.json"
-        with held(work / f"{cell.name}.lock") as mine:
-            if not mine or file.exists():
-                continue
-            try:
-                measuring.write(run(cell, data, work / cell.name), file)
-            except Exception:
-                traceback.print_exc()
-                print(f"FAILED {cell.name}", file=sys.stderr, flush=True)
-                failed += 1
-                continue
-            shutil.rmtree(work / cell.name)
-        print(rows([json.loads(file.read_text())]), flush=True)
-    return failed
+    return run_each(cells, lambda cell, own: run(cell, data, own), lambda result: rows([result]), results, work, seconds)
 
 
 # ---- the table
@@ -205,13 +183,6 @@ def rows(results: Sequence[dict[str, Any]]) -> str:
             )
         )
     return table(lines, "<<<>>>>>>")
-
-
-def stored(results: Path) -> list[dict[str, Any]]:
-    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    if not found:
-        raise FileNotFoundError(f"{results} holds no result: make some by python benchmarks/breaking.py")
-    return found
 
 
 def main() -> int:

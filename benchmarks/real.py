@@ -20,14 +20,11 @@ are begun again. Several copies may share a GPU: each takes runs that no other i
 
 import argparse
 import copy
-import fcntl
 import json
 import math
-import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -50,6 +47,7 @@ from autosym.runtime.provenance import provenance
 from real_networks import build
 from real_table import STAGES, print_table, row
 from real_tasks import TASKS, Cell, Pair, tensors
+from resumable import run_each, stored
 
 OUT = Path(__file__).parent / "results" / "real"
 STEPS = 20  # closed-form steps of precisions
@@ -227,40 +225,12 @@ def watched(stage: dict[str, Any]) -> Iterator[None]:
 
 def run_all(cells: Sequence[Cell], data: Path | None, results: Path, work: Path, epochs: int | None, seconds: float) -> int:
     """Run what has no result and no other copy is at; returns how many failed."""
-    begun, failed = time.monotonic(), 0
-    for cell in cells:
-        if time.monotonic() - begun > seconds:
-            print(f"{cell.name} and later ones are left: {seconds:.0f} seconds are over", file=sys.stderr)
-            break
-        file, own = results / f"{cell.name}.json", work / cell.name
-        with held(work / f"{cell.name}.lock") as mine:
-            if not mine or file.exists():
-                continue
-            try:
-                result = run(cell, data, own, epochs or (20 if cell.images <= 10_000 else 12))
-            except Exception:
-                traceback.print_exc()
-                print(f"FAILED {cell.name}", file=sys.stderr, flush=True)
-                failed += 1
-                continue
-            measuring.write(result, file)
-            shutil.rmtree(own)
-        print("  ".join(row([result])), flush=True)
+
+    def measured_run(cell: Cell, own: Path) -> dict[str, Any]:
         torch.cuda.empty_cache()
-    return failed
+        return run(cell, data, own, epochs or (20 if cell.images <= 10_000 else 12))
 
-
-@contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """Whether this process got the lock. The system lets go of it when a process dies, so that a killed run is free again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    return run_each(cells, measured_run, lambda result: "  ".join(row([result])), results, work, seconds)
 
 
 def small() -> int:
@@ -270,13 +240,6 @@ def small() -> int:
         failed = run_all(SMALL, None, results, Path(folder) / "work", 8, math.inf)
         counts = print_table(stored(results))
     return int(failed + counts["collapse"] + counts["less evidence"] > 0)
-
-
-def stored(results: Path) -> list[dict]:
-    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    if not found:
-        raise FileNotFoundError(f"{results} holds no result: make some by --data DIR")
-    return found
 
 
 def main() -> int:

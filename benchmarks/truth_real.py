@@ -13,12 +13,9 @@ A killed run goes on from what it left in --work. Several copies may share a GPU
 
 import argparse
 import itertools
-import json
 import math
-import shutil
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -32,7 +29,7 @@ from autosym.evidence.predictive import scores
 from autosym.papers import measuring
 from autosym.runtime.provenance import provenance
 from autosym.runtime.tables import table
-from real import held
+from resumable import run_each, stored
 from truth import interval
 from truth_real_tasks import TASKS, tensors
 
@@ -97,26 +94,11 @@ def run(case: Case, data: Path, work: Path, **options: Any) -> dict[str, Any]:
 
 def run_all(cases: Sequence[Case], data: Path, results: Path, work: Path, seconds: float, **options: Any) -> int:
     """Run what has no result and no other copy is at; returns how many failed."""
-    begun, failed = time.monotonic(), 0
-    for case in cases:
-        if time.monotonic() - begun > seconds:
-            print(f"{case.name} and later ones are left: {seconds:.0f} seconds are over", file=sys.stderr)
-            break
-        file, own = results / f"{case.name}.json", work / case.name
-        with held(work / f"{case.name}.lock") as mine:
-            if not mine or file.exists():
-                continue
-            try:
-                result = run(case, data, own, **options)
-            except Exception:
-                traceback.print_exc()
-                print(f"FAILED {case.name}", file=sys.stderr, flush=True)
-                failed += 1
-                continue
-            measuring.write(result, file)
-            shutil.rmtree(own, ignore_errors=True)
-        print("\n".join("  ".join(row) for row in rows([result])), flush=True)
-    return failed
+
+    def shown(result: dict[str, Any]) -> str:
+        return "\n".join("  ".join(row) for row in rows([result]))
+
+    return run_each(cases, lambda case, own: run(case, data, own, **options), shown, results, work, seconds)
 
 
 # ---- the table
@@ -201,13 +183,6 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
     for name, (right, count) in total["calibration"].items():
         print(f"Right at a probability {name}: {right} of {count}.")
     print(f"Commits: {', '.join(sorted({str(r['provenance'].get('commit')) for r in results}))}.")
-
-
-def stored(results: Path) -> list[dict[str, Any]]:
-    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
-    if not found:
-        raise FileNotFoundError(f"{results} holds no result: make some by --data DIR")
-    return found
 
 
 def main() -> int:

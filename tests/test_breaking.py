@@ -72,5 +72,5 @@ def test_the_table_goes_by_task_and_evidence():
 
 
 def test_without_results_it_says_what_to_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"make some by python benchmarks/breaking\.py"):
+    with pytest.raises(FileNotFoundError, match=r"run the script without --table first"):
         breaking.stored(tmp_path)

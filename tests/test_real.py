@@ -10,6 +10,7 @@ import real
 import real_networks
 import real_table
 import real_tasks
+import resumable
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
 from files import mnist_parts, write_cifar10, write_mnist
@@ -66,7 +67,7 @@ def test_a_killed_run_goes_on_from_its_plain_network_and_its_last_epoch(tmp_path
 
 
 def test_a_run_that_another_copy_is_at_or_that_is_too_late_is_left(tmp_path):
-    with real.held(tmp_path / "work" / f"{TINY.name}.lock") as mine:
+    with resumable.held(tmp_path / "work" / f"{TINY.name}.lock") as mine:
         assert mine
         assert all_of(tmp_path) == 0
     assert all_of(tmp_path, seconds=-1.0) == 0

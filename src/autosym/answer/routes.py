@@ -37,7 +37,7 @@ from autosym.runtime.batching import Data
 from autosym.surgery.handing_over import hand_over, without
 from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
-from autosym.training.guarding import PARTS
+from autosym.training.guarding import PARTS, NothingLearned
 from autosym.training.schedule import Schedule
 
 PART = sum(PARTS) / 2
@@ -198,9 +198,7 @@ class Fitter:
             else:
                 fitted = self._fit(run)
                 found, end = _outcome(fitted), None if run.stage == "short" else end_of(fitted)  # from which nothing goes on
-        except (NotFinite, ValueError) as error:
-            if not isinstance(error, NotFinite) and "nothing was learned" not in str(error):
-                raise
+        except (NotFinite, NothingLearned) as error:
             found, end = Outcome(-math.inf, failed=str(error)), None
         return replace(found, seconds=time.perf_counter() - begun), end
 

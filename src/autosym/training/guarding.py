@@ -32,6 +32,10 @@ NOISE = 1.0  # nats that sampled curvature is off by where next to nothing is le
 FEWEST = 6  # evidence steps, in which a rise can be told from chance
 
 
+class NothingLearned(ValueError):
+    """A network from scratch collapsed until the end of its run: there is nothing to return."""
+
+
 def lost(run: Run, loss: float) -> str | None:
     """Why an epoch with this loss at its end is a collapse, or None. Remembers the least loss."""
     progress, start = run.progress, _start(run)
@@ -173,7 +177,7 @@ def choose(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> 
     progress, recovered = run.progress, run.progress.lines[-1].get("recovered")
     if recovered and not (progress.good or _start(run).explains):
         why, lr = recovered["why"], run.schedule.peak
-        raise ValueError(f"nothing was learned, as {why}: lower lr (now {lr}), train longer, or rescale the inputs")
+        raise NothingLearned(f"nothing was learned, as {why}: lower lr (now {lr}), train longer, or rescale the inputs")
     ends = [End.here(run, progress.good if recovered else len(progress.lines))]
     first = ends[0].again(run)
     by = "kernel" if isinstance(first, Kernel) else "kronecker"
