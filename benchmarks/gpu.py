@@ -3,8 +3,9 @@
     python benchmarks/gpu.py [ROW ...] [--profile] [--out FILE]     writes benchmarks/results/gpu.json; all rows take some minutes
     python benchmarks/gpu.py --small                                a few samples and narrow networks, on any device, printed only
 
-Rows, all on random images whose classes a random network gives:
+Rows, on images of noise with a pattern for each class:
   agreement    log evidence in float64 on the GPU and on the CPU; steps recorded as CUDA graphs and launched ones
+  eigenvalues  of many symmetric matrices, those of a relaxed ResNet-20 among them: solved together against torch's solver
   paper        F-FC+CONV (width 10, batch 128): an epoch against one of CONV; evidence passes against one gradient of all samples
   relaxed      a CNN of six layers, 32 to 128 channels, relaxed: a training step against the plain network's
   simplify     16 candidate paths: ``fast`` against a pass for each path
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 import autosym
 from autosym.bayes.likelihoods import Categorical
 from autosym.bayes.priors import Prior
+from autosym.curvature import many_eigenvalues
 from autosym.curvature.owners import sites
 from autosym.evidence import laplace
 from autosym.nn import nets
@@ -76,13 +78,11 @@ SMALL = Sizes(40, 40, 20, 8, 3, 2, 1, 5, 1, ((1, 2), (2, 2)), "cuda" if torch.cu
 
 
 def images(count: int, channels: int, sizes: Sizes) -> Pair:
-    """Noise, and the classes that a random convolutional network gives it."""
+    """A pattern for each class, always at the same place, in noise: easy to learn, and position matters."""
     torch.manual_seed(0)
-    x = torch.randn(count, channels, sizes.side, sizes.side, device=sizes.device)
-    teacher = CNN(channels, 10, 4).eval().to(sizes.device)
-    with torch.no_grad():
-        f = torch.cat([teacher(part) for part in x.split(8192)])
-    return x, ((f - f.mean(0)) / f.std(0)).argmax(1)
+    y = torch.arange(count, device=sizes.device) % 10
+    patterns = torch.randn(10, channels, sizes.side, sizes.side, device=sizes.device)
+    return torch.randn(count, channels, sizes.side, sizes.side, device=sizes.device) + 0.3 * patterns[y], y
 
 
 def agreement(_: Sizes) -> dict[str, float]:
@@ -102,6 +102,25 @@ def agreement(_: Sizes) -> dict[str, float]:
             epoch(trained, data, 8, 30, wanted)
             ends.append(torch.cat([p.detach().flatten() for p in trained.parameters()]))
         found[f"{name}, recorded against launched steps"] = float((ends[0] - ends[1]).abs().max())
+    return found
+
+
+def eigenvalues(sizes: Sizes) -> dict[str, float]:
+    """In float64; "away by" is the largest difference of an eigenvalue, of matrices with unit trace."""
+    found: dict[str, float] = {}
+    small = sizes.images != Sizes.images
+    for count, side in ((9, 80),) if small else ((21, 1024), (209, 1024), (256, 256), (16, 2048)):
+        x = torch.randn(count, side, side, dtype=torch.float64, device=sizes.device)
+        given = x @ x.mT
+        given /= given.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+        name = f"{count} of {side}x{side}"
+        found[f"{name}, torch"] = seconds(partial(torch.linalg.eigvalsh, given), sizes, 1)
+        values = many_eigenvalues.eigenvalues(given.clone())
+        if values is None:  # no GPU, or no Triton
+            continue
+        found[f"{name}, together"] = seconds(lambda given=given: many_eigenvalues.eigenvalues(given.clone()), sizes)
+        found[f"{name}, together / torch"] = found[f"{name}, together"] / found[f"{name}, torch"]
+        found[f"{name}, away by"] = float((values - torch.linalg.eigvalsh(given)).abs().max())
     return found
 
 
@@ -283,6 +302,7 @@ def profile(sizes: Sizes, rows: int = 25) -> None:
 
 ROWS: dict[str, Callable[[Sizes], dict[str, float]]] = {
     "agreement": agreement,
+    "eigenvalues": eigenvalues,
     "paper": paper,
     "relaxed": relaxed,
     "simplify": simplify,

@@ -1,13 +1,15 @@
 """Eigenvalues of Kronecker factors, divided among threads and processes."""
 
+import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from autosym.curvature import many_eigenvalues
 from autosym.runtime import processes
 
 
@@ -25,6 +27,8 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 LARGE = 2048  # a longer side is solved by all threads, and in its own precision: float64 would take twice the memory
+SHORT, MANY = 64, 8  # on a GPU matrices of a longer side are solved together, if there are so many of one size,
+TOGETHER = 2**28  # and so many entries at a time
 SOLVING = threading.Lock()  # the number of threads is a setting of the whole process
 
 
@@ -32,9 +36,9 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Eigenvalues (K, d) of positive semi-definite matrices (K, d, d), in float64.
 
     Matrices are first scaled to unit trace: in float32 solvers fail on nearly zero and on badly scaled matrices. All but the
-    largest are solved in float64: in float32 zero eigenvalues are rounded to 1e-7, which counts against wide paths. Small
-    matrices are solved on the CPU, one per thread, also if they are on a GPU: its solver is slower for many small ones. The GPU
-    solves the large ones meanwhile.
+    largest are solved in float64: in float32 zero eigenvalues are rounded to 1e-7, which counts against wide paths. On a GPU many
+    of one size are solved together. Others that are small are solved on the CPU, one per thread, also if they are on a GPU: its
+    solver is slower for small ones. The GPU solves the large ones meanwhile.
     """
     traces = {name: f.diagonal(dim1=-2, dim2=-1).double().sum(-1) for name, f in factors.items()}
 
@@ -43,14 +47,15 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         t = f / traces[name].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]
         return t if f.shape[-1] <= LARGE else t.to(f.dtype)
 
-    small = [name for name, f in factors.items() if f.shape[-1] <= (512 if f.is_cuda else LARGE)]
-    large = [name for name in factors if name not in small]
+    values = _of_many({name: f for name, f in factors.items() if f.is_cuda}, scaled)
+    small = [name for name, f in factors.items() if f.shape[-1] <= (512 if f.is_cuda else LARGE) and name not in values]
+    large = [name for name in factors if name not in small and name not in values]
     with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
         torch.set_num_threads(1)  # for each solver in the pool
         try:
             parts = {n: scaled(n).cpu().split(-(-len(factors[n]) // threads)) for n in small}
             solving = {n: [pool.submit(_solve, part) for part in parts[n]] for n in small}
-            values = {n: _solve(scaled(n)) for n in large if factors[n].is_cuda}
+            values |= {n: _solve(scaled(n)) for n in large if factors[n].is_cuda}
             values |= {n: torch.cat([part.result() for part in solving[n]]) for n in small}
         finally:
             torch.set_num_threads(threads)
@@ -59,6 +64,32 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if failed:
         raise ValueError(f"the eigenvalues of {', '.join(failed)} did not converge, even in float64")
     return {n: values[n].to(trace.device).clamp_min(0) * trace[:, None] for n, trace in traces.items()}
+
+
+def _of_many(factors: Mapping[str, Tensor], scaled: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues of those matrices on a GPU of whose size there are many; without the ones that could not be solved together."""
+    sizes: dict[int, list[str]] = {}
+    for name, f in factors.items():
+        sizes.setdefault(f.shape[-1], []).append(name)
+    found: dict[str, Tensor] = {}
+    for size, names in sizes.items():
+        counts = {name: len(factors[name]) for name in names}
+        if not SHORT < size <= LARGE or sum(counts.values()) < MANY:
+            continue
+        for part in _portions(counts, TOGETHER // size**2):
+            values = many_eigenvalues.eigenvalues(torch.cat([scaled(name) for name in part]))
+            if values is not None:
+                found |= dict(zip(part, values.split([counts[name] for name in part]), strict=True))
+    return found
+
+
+def _portions(counts: Mapping[str, int], most: int) -> list[list[str]]:
+    """The names in order, in groups whose counts add up to ``most``, or to a little more by the last of each."""
+    before = itertools.accumulate(counts.values(), initial=0)
+    groups: dict[int, list[str]] = {}
+    for name, count in zip(counts, before, strict=False):
+        groups.setdefault(count // max(most, 1), []).append(name)
+    return list(groups.values())
 
 
 def _solve(matrices: Tensor) -> Tensor:
