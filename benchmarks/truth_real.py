@@ -12,7 +12,6 @@ A killed run goes on from what it left in --work. Several copies may share a GPU
 """
 
 import argparse
-import itertools
 import math
 import sys
 import time
@@ -28,10 +27,9 @@ import autosym
 from autosym.evidence.predictive import scores
 from autosym.papers import measuring
 from autosym.runtime.provenance import provenance
-from autosym.runtime.tables import table
 from resumable import run_each, stored
-from truth import interval
 from truth_real_tasks import TASKS, tensors
+from truth_table import broken_layers, print_table, rows
 
 OUT = Path(__file__).parent / "results" / "truth_real"
 TELL_MOST = ("digit-quadrant", "turned", "cifar-turned")  # with all images
@@ -86,6 +84,7 @@ def run(case: Case, data: Path, work: Path, **options: Any) -> dict[str, Any]:
         "config": {"task": case.task, "images": case.images, "seed": case.seed, **options},
         "right": dict(task.answers),
         "answer": answer.as_dict(),
+        "layers": broken_layers(answer),
         "test": test,
         "seconds": seconds,
         "provenance": provenance(device),
@@ -99,90 +98,6 @@ def run_all(cases: Sequence[Case], data: Path, results: Path, work: Path, second
         return "\n".join("  ".join(row) for row in rows([result]))
 
     return run_each(cases, lambda case, own: run(case, data, own, **options), shown, results, work, seconds)
-
-
-# ---- the table
-
-
-def judged(result: dict[str, Any]) -> list[tuple[str, bool | None, dict[str, Any]]]:
-    """Of every symmetry that was asked for: its name, whether the data have it (None: nobody knows), and the verdict."""
-    return [(v["symmetry"], result["right"][v["symmetry"]], v) for v in result["answer"]["verdicts"]]
-
-
-def kind(right: bool | None, judgement: str) -> str:
-    """right, undecided, false yes, false no; or not scored."""
-    if right is None:
-        return "not scored"
-    if judgement == "undecided":
-        return "undecided"
-    return "right" if (judgement == "yes") is right else f"false {judgement}"
-
-
-def rows(results: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for each verdict."""
-    found = []
-    for result in results:
-        config = result["config"]
-        for symmetry, right, verdict in judged(result):
-            said = {True: "yes", False: "no", None: "?"}[right], verdict["judgement"], kind(right, verdict["judgement"])
-            nats = (f"{_nats(verdict[key])}" for key in ("breaking", "tie"))
-            cost = f"{result['answer']['cost']:.1f}", f"{result['seconds']:.0f}"
-            found.append((config["task"], f"{config['images']:,}", str(config["seed"]), symmetry, *said, *nats, *cost))
-    return found
-
-
-def _nats(margin: dict[str, float | None]) -> str:
-    return "?" if margin["nats"] is None else f"{margin['nats']:+.0f} +- {margin['error'] or 0:.0f}"
-
-
-def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts with Wilson's intervals, agreement of seeds in pairs, and how often answers of a stated probability are right."""
-    scored = [(result, *one) for result in results for one in judged(result) if one[1] is not None]
-    kinds = [kind(right, verdict["judgement"]) for _, _, right, verdict in scored]
-    counts = {
-        name: (kinds.count(name), *interval(kinds.count(name), len(kinds)))
-        for name in ("right", "undecided", "false yes", "false no")
-    }
-    seeds: dict[tuple[str, int, str], list[str]] = {}
-    for result in results:
-        for symmetry, _, verdict in judged(result):
-            key = result["config"]["task"], result["config"]["images"], symmetry
-            seeds.setdefault(key, []).append(verdict["judgement"])
-    pairs = [one == other for said in seeds.values() for one, other in itertools.combinations(said, 2)]
-    decided = [(v["probability"], kind(r, v["judgement"]) == "right") for _, _, r, v in scored if v["judgement"] != "undecided"]
-    bins = [[right for p, right in decided if low <= p < high] for low, high in ((0.0, 0.99), (0.99, 0.999), (0.999, 1.1))]
-    calibration = {
-        name: (sum(b), len(b)) for name, b in zip(("below 0.99", "0.99 to 0.999", "0.999 and more"), bins, strict=True)
-    }
-    return {"verdicts": len(kinds), "counts": counts, "agreeing pairs": (sum(pairs), len(pairs)), "calibration": calibration}
-
-
-def print_table(results: Sequence[dict[str, Any]]) -> None:
-    head = (
-        "task",
-        "images",
-        "seed",
-        "symmetry",
-        "there?",
-        "verdict",
-        "",
-        "breaking gains",
-        "the tie is worth",
-        "fits",
-        "seconds",
-    )
-    order = {task: place for place, task in enumerate(TASKS)}
-    found = sorted(results, key=lambda r: (order.get(r["config"]["task"], 99), r["config"]["images"], r["config"]["seed"]))
-    print(table([head, *rows(found)], "<>><<<<>>>>"))
-    total = summary(results)
-    print(f"\n{total['verdicts']} verdicts are scored:")
-    for name, (count, low, high) in total["counts"].items():
-        print(f"  {name}: {count} ({100 * low:.0f} to {100 * high:.0f} %)")
-    agreeing, pairs = total["agreeing pairs"]
-    print(f"{agreeing} of {pairs} pairs of seeds have the same verdict.")
-    for name, (right, count) in total["calibration"].items():
-        print(f"Right at a probability {name}: {right} of {count}.")
-    print(f"Commits: {', '.join(sorted({str(r['provenance'].get('commit')) for r in results}))}.")
 
 
 def main() -> int:
@@ -204,7 +119,7 @@ def main() -> int:
         c for c in dict.fromkeys(Case(c.task, min(c.images, most), c.seed) for c in cases) if fnmatch(c.name, options.only)
     ]
     if options.table:
-        print_table(stored(options.results))
+        print_table(stored(options.results), list(TASKS))
     elif options.list:
         for case in cases:
             done = "done" if (options.results / f"{case.name}.json").exists() else ""

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import truth_real
+import truth_table
 from autosym.answer.answers import Answer, Candidate, Verdict
 from autosym.answer.margins import Margin
+from autosym.evidence.shares import Symmetry
 from autosym.linear.groups import GROUPS, sources
 from files import mnist_parts, write_mnist
 from truth_real import CASES, Case
@@ -87,6 +89,9 @@ def test_a_run_asks_for_the_symmetries_of_its_task_once(data, tmp_path, monkeypa
     class Fitted:
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1024, 10))
 
+        def symmetry(self):
+            return Symmetry(())
+
     def discover(model, pair, symmetries, likelihood, **options):
         asked.append((pair[0].shape, symmetries, likelihood))
         candidate = Candidate("conv", 1.0, 0, -10.0, 1.0, 3)
@@ -131,7 +136,7 @@ def test_the_table_counts_false_answers_by_kind_and_agreement_of_seeds(capsys):
         result("digit", 0, verdict("translations", "undecided", sure=False)),
         result("mnist", 0, verdict("translations", "no"), verdict("c4", "no")),
     ]
-    total = truth_real.summary(found)
+    total = truth_table.summary(found)
     assert total["verdicts"] == 5, "those without a right answer are not scored"
     assert {name: count for name, (count, *_) in total["counts"].items()} == {
         "right": 1,
@@ -141,7 +146,7 @@ def test_the_table_counts_false_answers_by_kind_and_agreement_of_seeds(capsys):
     }
     assert total["agreeing pairs"] == (1, 2)
     assert sum(count for _, count in total["calibration"].values()) == 4
-    truth_real.print_table(found)
+    truth_table.print_table(found, list(TASKS))
     said = capsys.readouterr().out
     assert "false yes: 2" in said
     assert "1 of 2 pairs" in said
