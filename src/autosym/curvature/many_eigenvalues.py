@@ -7,6 +7,7 @@ reads every matrix once: its reflections (v, w), A <- A - v w^T - w v^T, are kep
 float64. The kernels are in Triton, which comes with torch where there is a GPU; where it does not, ``eigenvalues`` is None.
 """
 
+import warnings
 from functools import cache
 from types import SimpleNamespace
 
@@ -26,8 +27,12 @@ def eigenvalues(matrices: Tensor) -> Tensor | None:
     if kernels is None or not matrices.is_cuda or matrices.dtype != torch.float64:
         return None
     trace, square = matrices.diagonal(dim1=1, dim2=2).sum(1), matrices.square().sum((1, 2))
-    with torch.cuda.device(matrices.device):
-        found = bisected(kernels, *tridiagonal(kernels, matrices))
+    try:
+        with torch.cuda.device(matrices.device):
+            found = bisected(kernels, *tridiagonal(kernels, matrices))
+    except Exception as error:  # of a compiler that is not there, or a GPU that it does not know: others can do it too
+        warnings.warn(f"eigenvalues are found one matrix after the other, which is slower: {error}", stacklevel=2)
+        return None
     return found if agree(found, trace, square) else None
 
 
