@@ -112,4 +112,5 @@ def test_the_table_of_stored_results_counts_layers_and_names_what_is_missing(tmp
     assert "right: 3 (44 to 100 %)" in said
     assert "3 of 3 pairs of seeds have the same verdict" in said
     assert "1 of 3 pairs of seeds have the same layers" in said
+    assert said.count("1 of 1") == 2, "shares of 0.9 and 0.06 are broken layers, one of 0.04 is not"
     assert f"1 cases that come before others in the lot have no result: {lot[2].name}." in said
