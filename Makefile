@@ -8,7 +8,7 @@ ARGS ?= -m "not slow"
 .PHONY: demo test lint format bench docs clean
 
 demo: $(VENV)/.base
-	$(BIN)/autosym demo
+	$(BIN)/autosym demo --force
 
 # Two processes of one thread each: most tests are too small for threads to help.
 test: $(VENV)/.tests
