@@ -22,6 +22,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --strict --quiet
