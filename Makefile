@@ -8,7 +8,7 @@ ARGS ?= -m "not slow"
 .PHONY: demo test lint format bench docs clean
 
 demo: $(VENV)/.base
-	$(BIN)/autosym demo
+	$(BIN)/autosym demo --force
 
 # Two processes of one thread each: most tests are too small for threads to help.
 test: $(VENV)/.tests
@@ -22,6 +22,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --strict --quiet

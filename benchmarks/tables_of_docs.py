@@ -181,7 +181,28 @@ def razor() -> str:
     return markdown(header, rows) + made(results, "autosym table noether")
 
 
+def peers() -> str:
+    """One curvature pass by libraries for curvature."""
+    result = findings.read("cpu")
+    contenders = {
+        "autosym": "ours",
+        "laplace-torch, by curvlinops": "laplace-torch-curvlinops",
+        "laplace-torch, by ASDL": "laplace-torch-asdl",
+        "curvlinops": "curvlinops",
+    }
+
+    def shown(network: str, kind: str, name: str) -> str:
+        seconds, ours = (result["seconds"][network].get(f"{by}/{kind}") for by in (name, "ours"))
+        return "-" if seconds is None else f"{seconds:.2f}" if name == "ours" else f"{seconds:.2f} ({seconds / ours:.1f}x)"
+
+    columns = [(network, kind) for network in ("conv", "mlp") for kind in ("exact", "sampled")]
+    rows = [(words, *(shown(*column, name) for column in columns)) for words, name in contenders.items()]
+    header = ("seconds (multiples of ours)", "CNN, exact", "CNN, sampled", "MLP, exact", "MLP, sampled")
+    return markdown(header, rows) + made([result], "make bench")
+
+
 TABLES: dict[str, Callable[[], str]] = findings.TABLES | {
+    "peers": peers,
     "published": published,
     "table1": first,
     "table2": second,

@@ -132,6 +132,38 @@ def test_pages_named_outside_of_the_site_exist():
         assert not anchor or anchor in anchors(target), f"{file} names docs/{page}#{anchor}"
 
 
+def links(text):
+    """The links of a page to files of this repository, each with its anchor; code is left out."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.S | re.M)
+    found = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
+    return [(file, anchor) for file, anchor in found if file or anchor]
+
+
+def broken(page):
+    """The links of a page that lead nowhere."""
+    wrong = []
+    for file, anchor in links(page.read_text()):
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(f"{file}#{anchor}" if anchor else file)
+    return wrong
+
+
+def test_links_of_pages_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert sum(len(links(page.read_text())) for page in pages) > 100
+    assert not {str(page.relative_to(ROOT)): wrong for page in pages if (wrong := broken(page))}
+
+
+def test_a_link_that_leads_nowhere_would_be_seen(tmp_path):
+    (tmp_path / "other.md").write_text("# What *is* here, and why?\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md#what-is-here-and-why) [b](https://x.org/y) `[c](none.md)` [d](none.md) [e](other.md#not-here)"
+    )
+    assert broken(page) == ["none.md", "other.md#not-here"]
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")

@@ -75,8 +75,9 @@ def test_run_all_runs_every_cell_that_begins_so(capsys, tmp_path, published):
         assert (tmp_path / f"runs/table1/digit/conv/{method}/seed0/result.json").exists()
 
 
-def test_run_all_chooses_by_the_beginning_of_a_name(capsys, monkeypatch):
+def test_run_all_chooses_by_the_beginning_of_a_name(capsys, tmp_path, monkeypatch):
     """The runs of any experiment; none is trained here."""
+    monkeypatch.chdir(tmp_path)
     ran = []
     monkeypatch.setattr("autosym.cli.published._run", lambda name, *rest: ran.append(name))
     for beginning, names in (
@@ -112,7 +113,8 @@ def test_run_of_two_seeds_is_two_results(capsys, tmp_path, published):
     assert row["spread"] == pytest.approx(abs(results[0]["row"]["accuracy"] - results[1]["row"]["accuracy"]) / math.sqrt(2))
 
 
-def test_seeds_count_from_the_experiments_own(capsys, monkeypatch):
+def test_seeds_count_from_the_experiments_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     ran = []
     monkeypatch.setattr("autosym.cli.published._run", lambda name, config, *rest: ran.append((config.seed, str(rest[0]))))
     shown(capsys, "run", "quadrant-digits", "--seeds", "3")

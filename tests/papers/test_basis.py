@@ -49,7 +49,7 @@ def test_the_demo_prints_a_table_and_writes_a_figure(tmp_path, capsys, monkeypat
     assert commands.main(["demo", "--basis", "--out", str(tmp_path)]) == 0
     assert "The evidence chooses" in capsys.readouterr().out
     assert (tmp_path / "basis.png").stat().st_size > 10_000
-    assert commands.main(["demo", "--basis", "--json", "--out", str(tmp_path)]) == 0
+    assert commands.main(["demo", "--basis", "--json", "--force", "--out", str(tmp_path)]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["rows"] == json.loads((tmp_path / "result.json").read_text())["rows"]
     assert {row["model"] for row in printed["rows"]} == {model.label for model in MODELS}

@@ -59,8 +59,9 @@ def test_demo_and_its_table(capsys, tmp_path, monkeypatch):
     assert text.count("against the better fixed model") == 2
 
     capsys.readouterr()
-    text = shown(capsys, "demo", "--fits", "--epochs", "1", "--out", tmp_path / "again").out
-    assert f"{len(DEMO)}/{len(DEMO)}" in text
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    text, progress = shown(capsys, "demo", "--fits", "--epochs", "1", "--out", tmp_path / "again")
+    assert f"{len(DEMO)}/{len(DEMO)}" in progress
     assert "demo.png" in text
 
 
@@ -159,8 +160,11 @@ def test_an_interrupted_demo_ends_with_its_networks(tmp_path):
     """At once, and not after all that wait: the processes it started are gone, too."""
     command = [sys.executable, "-m", "autosym", "demo", "--fits", "--out", str(tmp_path), "--jobs", "2"]
     restored = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
-    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True, preexec_fn=restored) as demo:
-        assert demo.stdout.readline().startswith("Training")
+    screen, terminal = os.openpty()
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=terminal, preexec_fn=restored
+    ) as demo:
+        assert os.read(screen, 8) == b"Training"
         time.sleep(5)
         os.killpg(demo.pid, signal.SIGINT)
         assert demo.wait(60) == 130

@@ -167,10 +167,10 @@ def test_a_resumed_run_is_left_alone_where_it_is_finished_and_else_says_that_it_
     results = folder / "results"
     options = {"progress": True, "resume": True, "data_dir": folder, "results": results}
     first = invariance.execute(run, **options)
-    assert "keeps no checkpoint: it starts anew" in capsys.readouterr().out
+    assert "keeps no checkpoint: it starts anew" in capsys.readouterr().err
     again = invariance.execute(run, **options)
     assert again["row"] == first["row"], "the seconds, too"
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
     longer = invariance.execute(replace(run, epochs=3), **options)
     assert longer["config"]["epochs"] == 3
 

@@ -240,13 +240,13 @@ def test_the_integrator_is_chosen_on_the_command_line(tmp_path, capsys):
     assert commands.main([*name, "--integrator", "euler", "--substeps", "3", "--json"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["integrator"], config["substeps"], config["epochs"]) == ("euler", 3, 2)
-    assert commands.main(name) == 0
+    assert commands.main([*name, "--force"]) == 0
     *_, said, written = capsys.readouterr().out.splitlines()
     assert said.startswith("noether/oscillator/hnn: -ELBO/N ")
     assert (
         written == f"Written: {tmp_path / 'result.json'}, and {tmp_path / 'results/noether/oscillator_hnn-changed-seed0'}.json"
     )
-    assert commands.main([*name, "--integrator", "simpson"]) == 1
+    assert commands.main([*name, "--force", "--integrator", "simpson"]) == 1
     assert "use euler, midpoint" in capsys.readouterr().err
     assert commands.main(["run", "quadrant-digits", "--substeps", "3"]) == 1
     assert "has no substeps to choose" in capsys.readouterr().err

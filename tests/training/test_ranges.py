@@ -211,7 +211,8 @@ def test_the_command_prints_degrees(tmp_path, capfd, monkeypatch):
     assert (tmp_path / "full" / "history.jsonl").exists()
     # By threads, whose words can be read here; all that was asked of processes is that they work.
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
-    assert commands.main(["run", "rotated-digits", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert commands.main(["run", "rotated-digits", "--out", str(tmp_path), "--force"]) == 0
     out, err = capfd.readouterr()
     assert "learned range" in out
     for variant in ("full", "half", "none"):

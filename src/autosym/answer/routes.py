@@ -59,6 +59,10 @@ class End:
     noise: Mapping[str, float]
 
 
+class OtherSearch(ValueError):
+    """A folder is of a search with other settings."""
+
+
 class Store:
     """Outcomes and ends by run: in ``folder``, else in memory. ``settings`` must be those that the folder was begun with.
 
@@ -76,7 +80,7 @@ class Store:
             known = _read(path)
             other = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
             if other:
-                raise ValueError(
+                raise OtherSearch(
                     f"{folder} holds a search with other settings ({', '.join(other)}): resume with the same, or name another folder"
                 )
         elif processes.first():

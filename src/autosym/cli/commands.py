@@ -1,25 +1,30 @@
 """The command line: ``autosym discover DATA``, ``fit DATA``, ``audit MODEL DATA``, ``report RUN``, ``noether DATA``, ``demo``,
-``run NAME``, ``table NAME`` and ``doctor``.
+``run NAME``, ``table NAME``, ``doctor`` and ``completion SHELL``.
 
 Exit status: 0 if all is well, 1 if the data or a file are wrong, 2 if the call is wrong, 130 if interrupted (Ctrl-C). Results go to
-stdout, everything else to stderr.
+stdout, everything else to stderr. The examples at the end of a docstring are the end of the command's help.
 """
 
+import inspect
 import json as json_format
 import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from tyro.conf import Positional
 
+from autosym.answer.routes import OtherSearch
 from autosym.cli import own_images, own_trajectories, published
+from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing
 from autosym.cli.doctor import examined
+from autosym.papers.measuring import CHECKPOINT
 from autosym.report.drawing import show_symmetry
 from autosym.report.writing import try_write_run, write_run
 from autosym.runtime import processes
@@ -33,11 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"autosym {VERSION}")
         return 0
-    description = f"{main.__doc__}\n\n--version prints the version ({VERSION})."
-    listed = (discover, fit, audit, report, own_trajectories.noether, published.demo, published.run, published.table, doctor)
-    commands = {command.__name__: command for command in listed}
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments or ["--help"])
+        _called(arguments or ["--help"])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe closed it, e.g. `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nautosym: interrupted{_how_to_go_on(arguments)}", file=sys.stderr)
         return 130
+    except Misused as error:
+        print(f"autosym: {error}", file=sys.stderr)
+        return 2
     except (ValueError, OSError, ImportError, processes.Lost) as error:
         print(f"autosym: {error}", file=sys.stderr)
         return 1
@@ -54,13 +59,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _called(arguments: list[str]) -> None:
+    """Run the command that ``arguments`` name. Raises SystemExit after help, a completion script, or a word that it cannot read."""
+    listed = (discover, fit, audit, report, own_trajectories.noether, published.demo, published.run, published.table)
+    commands: dict[str, Callable] = {command.__name__: command for command in (*listed, doctor, completion)}
+    description = f"{main.__doc__}\n\n--version prints the version ({VERSION})."
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="autosym", description=description, args=arguments)
+    except SystemExit:
+        if arguments[0] in commands and {"-h", "--help"} & set(arguments):
+            print(f"examples:\n{examples(commands[arguments[0]])}")
+        raise
+
+
+def examples(command: Callable) -> str:
+    """The examples of a command, as its docstring gives them."""
+    return (inspect.getdoc(command) or "").partition("\nExamples:\n")[2]
+
+
+def completion(shell: Positional[Literal["bash", "zsh"]]) -> None:
+    """Print a script that completes commands and options when you press the tab key.
+
+    Args:
+        shell: the shell that you use.
+
+    Examples:
+        eval "$(autosym completion bash)"
+        autosym completion zsh > ~/.zfunc/_autosym
+    """
+    _called(["--tyro-print-completion", shell])
+
+
 def _how_to_go_on(arguments: list[str]) -> str:
     """The command that continues an interrupted run from its checkpoint; empty for commands without one."""
-    if arguments[:1] == ["discover"]:
-        return f"; go on by the same command: {shlex.join(['autosym', *arguments])}"
-    if arguments[:1] not in (["fit"], ["run"]):
+    if arguments[:1] not in (["discover"], ["fit"], ["run"]):
         return ""
-    return f"; go on by: {shlex.join(['autosym', *(a for a in arguments if a != '--resume'), '--resume'])}"
+    again = [word for word in arguments if word not in ("--resume", "--force")]
+    if arguments[0] == "discover":
+        return f"; go on by the same command: {shlex.join(['autosym', *again])}"
+    return f"; go on by: {shlex.join(['autosym', *again, '--resume'])}"
 
 
 def discover(
@@ -74,7 +111,8 @@ def discover(
     size: str | None = None,
     classes: int | None = None,
     test: float = 0.0,
-    json: bool = False,
+    force: bool = False,
+    printing: Print = ALL,
 ) -> None:
     """Which symmetries do your own images have? Yes, no or undecided for each, with odds: several networks, widths and seeds.
 
@@ -91,20 +129,30 @@ def discover(
         size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out, for a test accuracy and a second opinion; no choice depends on them.
-        json: print the answer as JSON and nothing else.
+        force: replace an earlier run in the output folder.
+        printing: how much to print.
+
+    Examples:
+        autosym discover pictures/ --minutes 5 --out r
+        autosym discover pictures.npz --symmetries translations c4 --out r
     """
     asked = own_images.Run(str(data), model, size=_size(size), classes=classes, test=test)
-    result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, progress=not json)
-    if json:
+    refuse_overwriting([] if (out / SEARCH).exists() else [out], force)
+    try:
+        with replacing(out, force):
+            result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, printing.progress)
+    except OtherSearch as error:
+        raise Misused(f"{error}; --force replaces it") from error
+    if printing.json:
         print(json_format.dumps(result))
         return
     for note in result["notes"]:
-        print(f"Note: {note}.")
+        printing.say(f"Note: {note}.")
     print(result["text"])
     print(result["headline"])
     if result["accuracy"] is not None:
         print(f"Test accuracy of the best network: {result['accuracy']:.1f} %.")
-    print(f"Written to {out}: answer.json, result.json, fit.safetensors. {result['page']}")
+    printing.say(f"Written to {out}: answer.json, result.json, fit.safetensors. {result['page']}")
 
 
 def fit(
@@ -117,7 +165,8 @@ def fit(
     classes: int | None = None,
     test: float = 0.0,
     resume: bool = False,
-    json: bool = False,
+    force: bool = False,
+    printing: Print = ALL,
 ) -> None:
     """Learn the symmetry of your own images: train a network with a symmetric and a free path in every layer.
 
@@ -131,16 +180,27 @@ def fit(
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out for a test accuracy; no choice depends on them.
         resume: continue from the checkpoint in the output folder, as if the run had never stopped.
-        json: print the result as JSON and nothing else.
+        force: replace an earlier run in the output folder.
+        printing: how much to print.
+
+    Examples:
+        autosym fit pictures/ --out r
+        autosym fit pictures.npz --model f-fc+conv+gconv:c4 --test 0.1 --out r
     """
     asked = own_images.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test)
-    result = own_images.train(asked, out, progress=not json, resume=resume)
+    if resume and holds_run(out) and not (out / CHECKPOINT).exists():
+        raise Misused(
+            f"{out} holds a run without a checkpoint to resume: replace it by --force, or name another folder by --out"
+        )
+    refuse_overwriting([out], force, resume)
+    with replacing(out, force):
+        result = own_images.train(asked, out, progress=printing.progress, resume=resume)
     page = try_write_run(out)
-    if json:
+    if printing.json:
         print(json_format.dumps(result))
         return
     for note in result["notes"]:
-        print(f"Note: {note}.")
+        printing.say(f"Note: {note}.")
     print(result["headline"])
     for caution in result["cautions"]:
         print(f"Caution: {caution}")
@@ -148,7 +208,7 @@ def fit(
     row = result["row"]
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
-    print(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
+    printing.say(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
 
 
 def audit(
@@ -159,7 +219,7 @@ def audit(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     samples: int = 64,
-    json: bool = False,
+    printing: Print = ALL,
 ) -> None:
     """Measure the equivariance of a saved network: |f(g x) - g f(x)| / |f(x)| for every group.
 
@@ -171,22 +231,30 @@ def audit(
         mean: subtracted from the images before the network sees them: one number, or one for each channel.
         std: the images are divided by it, after the mean is subtracted: one number, or one for each channel.
         samples: how many images to measure on.
-        json: print the errors as JSON and nothing else.
+        printing: how much to print.
+
+    Examples:
+        autosym audit r pictures.npz
+        autosym audit model.pt2 pictures/ --groups translations c4 --size 32x32
     """
     found = own_images.audit(model, data, groups, _size(size), mean, std, samples)
-    if json:
+    if printing.json:
         rows = [asdict(row) | {"error": None if math.isnan(row.error) else row.error} for row in found]
         print(json_format.dumps({"output": found.output(), "rows": rows}, allow_nan=False))
         return
     print(found)
-    print("\n0 is exact, 1 is an error as large as the output itself; 1e-5 or less is rounding.")
+    printing.say("\n0 is exact, 1 is an error as large as the output itself; 1e-5 or less is rounding.")
 
 
 def doctor(json: bool = False) -> None:
     """Is this installation sound? Versions, hardware, extras, write access, and numbers against closed forms, in some ten seconds.
 
     Args:
-        json: print the checks as JSON and nothing else.
+        json: print the checks as JSON, and nothing else on stdout.
+
+    Examples:
+        autosym doctor
+        autosym doctor --json > doctor.json
     """
     checks = examined()
     failed = [check.name for check in checks if check.sound is False]
@@ -208,12 +276,18 @@ def _size(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = ()) -> None:
+def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = (), printing: Print = ALL) -> None:
     """Write the report of a run as one HTML file that opens anywhere. It needs only the files of the run.
 
     Args:
         run: the folder of a run, or its result.json.
         out: the file to write, or its folder (report.html beside the result by default).
         compare: other runs on the same data; the report shows their evidence too.
+        printing: how much to print.
+
+    Examples:
+        autosym report r
+        autosym report r --compare other --out page.html
     """
-    print(f"Written: {write_run(run, out, compare)}")
+    page = write_run(run, out, compare)
+    print(json_format.dumps({"report": str(page)}) if printing.json else page if printing.quiet else f"Written: {page}")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tyro.conf import Positional
 
+from autosym.cli.asked import ALL, Print, refuse_overwriting
 from autosym.noether import Discovery, Search, discover, systems
 from autosym.papers.measuring import write
 from autosym.report import conserved
@@ -33,7 +34,8 @@ def noether(
     seed: int = 0,
     plot: Path | None = None,
     out: Path | None = None,
-    json: bool = False,
+    force: bool = False,
+    printing: Print = ALL,
 ) -> None:
     """Find the conserved quantities of degree two in trajectories: how many, which, and the evidence for each.
 
@@ -46,10 +48,16 @@ def noether(
         seed: random seed of the states, the features and the starts.
         plot: also draw singular values and generators to this file.
         out: also write result.json and report.html to this folder.
-        json: print the result as JSON and nothing else.
+        force: replace an earlier run in that folder.
+        printing: how much to print.
+
+    Examples:
+        autosym noether --demo oscillator
+        autosym noether data.npz --space 2 --out r
     """
     if (data is None) == (demo is None):
         raise ValueError("name either a file of trajectories, or a system by --demo: " + ", ".join(DEMOS))
+    refuse_overwriting([] if out is None else [out], force)
     torch.set_num_threads(1)  # matrices are small: more threads would only wait for each other
     if demo is not None:
         found, result = _demo(demo, quantities, points, seed)
@@ -63,9 +71,9 @@ def noether(
     if out is not None:
         result |= {"title": demo or (data and data.name), "command": _command(data, demo, space, quantities, points, seed)}
         page = _written(result | {"provenance": provenance()}, out)
-    print(json_format.dumps(result, allow_nan=False) if json else _words(found, result))
-    if out is not None and not json:
-        print(page)
+    print(json_format.dumps(result, allow_nan=False) if printing.json else _words(found, result))
+    if out is not None:
+        printing.say(page)
 
 
 def _command(data: Path | None, demo: str | None, space: int, quantities: int | None, points: int | None, seed: int) -> str:

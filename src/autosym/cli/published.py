@@ -2,6 +2,7 @@
 
 import json as json_format
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
+from autosym.cli.asked import ALL, Print, Printing, refuse_overwriting
 from autosym.papers import basis as basis_functions
 from autosym.papers import (
     group_digits,
@@ -47,7 +49,8 @@ def demo(
     basis: bool = False,
     jobs: int | None = None,
     epochs: int | None = None,
-    json: bool = False,
+    force: bool = False,
+    printing: Print = ALL,
 ) -> None:
     """Which digit is it? And in which quadrant? Watch discover find out which of these questions has a symmetry, in two minutes.
 
@@ -58,73 +61,76 @@ def demo(
         basis: instead, basis functions with exact evidence, in seconds: is a function even?
         jobs: how many questions, or networks, to work on at the same time (all cores by default).
         epochs: train for another number of epochs.
-        json: print the result as JSON and nothing else.
+        force: replace what an earlier run wrote to the output folder.
+        printing: how much to print.
+
+    Examples:
+        autosym demo
+        autosym demo --fits --out r --force
     """
     out = out or Path("runs") / ("fits" if fits else "groups" if groups else "basis" if basis else "demo")
     if fits:
-        return _demo_fits(out, epochs, jobs, json)
+        return _demo_fits(out, epochs, jobs, force, printing)
     if groups:
-        return _demo_groups(out, epochs, json)
+        return _demo_groups(out, epochs, force, printing)
     if basis:
-        found = basis_functions.demo(out)
-        print(json_format.dumps(found)) if json else basis_functions.show(found, out)
-        return
-    _demo_discover(out, epochs, jobs, json)
+        return _demo_basis(out, force, printing)
+    _demo_discover(out, epochs, jobs, force, printing)
 
 
-def _demo_fits(out: Path, epochs: int | None, jobs: int | None, json: bool) -> None:
+def _demo_basis(out: Path, force: bool, printing: Printing) -> None:
+    refuse_overwriting([out], force)
+    found = basis_functions.demo(out)
+    print(json_format.dumps(found)) if printing.json else basis_functions.show(found)
+    printing.say(f"Written: {out / 'result.json'} and {out / 'basis.png'}")
+
+
+def _demo_fits(out: Path, epochs: int | None, jobs: int | None, force: bool, printing: Printing) -> None:
+    refuse_overwriting([out], force)
     runs = [quadrant_digits.RUNS[f"quadrant-digits/{task}/{model}/{method}"] for task, model, method in quadrant_digits.DEMO]
     if epochs is not None:
         runs = [replace(run, epochs=epochs) for run in runs]
-    summary = quadrant_digits.summarise(
-        _demo_results(runs, min(len(runs), os.cpu_count() or 1) if jobs is None else jobs, json)
-    )
+    jobs = min(len(runs), os.cpu_count() or 1) if jobs is None else jobs
+    summary = quadrant_digits.summarise(_demo_results(runs, jobs, printing))
     write(summary, out / "result.json")
     quadrant_digits.figure(summary, out / "demo.png")
-    if json:
-        print(json_format.dumps(summary))
-        return
-    quadrant_digits.show(summary)
-    print(f"Written: {out / 'result.json'} and {out / 'demo.png'}")
+    print(json_format.dumps(summary)) if printing.json else quadrant_digits.show(summary)
+    printing.say(f"Written: {out / 'result.json'} and {out / 'demo.png'}")
 
 
-def _demo_results(runs: list[quadrant_digits.Run], jobs: int, json: bool) -> list[dict[str, Any]]:
-    """The results of all runs; prints a line as each finishes."""
-    say = partial(print, flush=True) if not json else lambda *_: None
-    say(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.")
+def _demo_results(runs: list[quadrant_digits.Run], jobs: int, printing: Printing) -> list[dict[str, Any]]:
+    """The results of all runs; tells of each as it finishes."""
+    printing.tell(f"Training {len(runs)} small networks on digits placed in one of four quadrants, {jobs} at a time.")
     results = []
     for result in quadrant_digits.execute_all(runs, jobs):
         results.append(result)
         row = result["row"]
         cell = f"{row['task']}: {row['model']} by {row['method']}"
-        say(f"  {len(results):2d}/{len(runs)}  {cell:42s} {row['accuracy']:5.1f} %  {row['seconds']:4.0f} s")
+        printing.tell(f"  {len(results):2d}/{len(runs)}  {cell:42s} {row['accuracy']:5.1f} %  {row['seconds']:4.0f} s")
     return results
 
 
-def _demo_discover(out: Path, epochs: int | None, jobs: int | None, json: bool) -> None:
+def _demo_discover(out: Path, epochs: int | None, jobs: int | None, force: bool, printing: Printing) -> None:
     runs = [quadrant_answers.Run(task, **({} if epochs is None else {"epochs": epochs})) for task in quadrant_answers.TRUTH]
+    refuse_overwriting([out, *(out / run.task for run in runs)], force)
     jobs = min(len(runs), os.cpu_count() or 1) if jobs is None else jobs
-    if not json:
-        print(
-            f"Asking discover two questions about 500 digits in quadrants, {jobs} at a time: about two minutes on two cores.",
-            flush=True,
-        )
+    about = "about two minutes on two cores"
+    printing.tell(f"Asking discover two questions about 500 digits in quadrants, {jobs} at a time: {about}.")
     found = quadrant_answers.execute_all(runs, out, jobs)
     write(found, out / "result.json")
-    if json:
-        print(json_format.dumps(found))
-        return
-    quadrant_answers.show(found)
-    print(f"Written to {out}: result.json, and the answer and report.html of each task")
+    print(json_format.dumps(found)) if printing.json else quadrant_answers.show(found)
+    printing.say(f"Written to {out}: result.json, and the answer and report.html of each task")
 
 
-def _demo_groups(out: Path, epochs: int | None, json: bool) -> None:
+def _demo_groups(out: Path, epochs: int | None, force: bool, printing: Printing) -> None:
+    folders = {name: out / name.replace("/", "-") for name in group_digits.RUNS}
+    refuse_overwriting(folders.values(), force)
     results = {}
     for name, config in group_digits.RUNS.items():
-        results[config.task] = group_digits.execute(replace(config, epochs=epochs or config.epochs))
-        write(results[config.task], out / name.replace("/", "-") / "result.json")
+        results[config.task] = group_digits.execute(replace(config, epochs=epochs or config.epochs), printing.progress)
+        write(results[config.task], folders[name] / "result.json")
     shares = {task: mean_shares(result["symmetry"]) for task, result in results.items()}
-    if json:
+    if printing.json:
         print(json_format.dumps({"rows": [result["row"] for result in results.values()], "mean_shares": shares}))
         return
     group_digits.show(results, shares)
@@ -168,8 +174,9 @@ def run(
     results: Path = images.RESULTS,
     data_dir: Path | None = None,
     resume: bool = False,
+    force: bool = False,
     jobs: int = 1,
-    json: bool = False,
+    printing: Print = ALL,
 ) -> None:
     """Train one named run of an experiment, e.g. quadrant-digits, rotated-digits (all three variants), or table1/digit/f-fc+conv/evidence.
 
@@ -182,13 +189,18 @@ def run(
         results: where results of tables 1 to 3 are kept, beside the predicted labels.
         data_dir: the folder of MNIST or CIFAR-10 ($AUTOSYM_DATA by default; downloaded if it is missing).
         resume: continue from the checkpoint in the output folder, as if the run had never stopped.
+        force: replace an earlier run in the output folder.
         jobs: with --all, how many runs at the same time, each in its own process; a run that fails does not stop the others.
-        json: print the result as JSON and nothing else.
+        printing: how much to print.
+
+    Examples:
+        autosym run quadrant-digits --epochs 10 --out r
+        autosym run table1/digit/f-fc+conv/evidence --data-dir data --resume
     """
     if name == "rotated-digits":
         if all or resume or seeds != 1 or not set(changes.given()) <= {"epochs", "seed"}:
             raise ValueError(f"{name} trains all three variants; for other options name one variant, e.g. {name}/full")
-        return _run_rotated_digits(out or Path("runs") / name, changes, json)
+        return _run_rotated_digits(out or Path("runs") / name, changes, force, printing)
     if seeds < 1:
         raise ValueError(f"--seeds counts seeds from 1, got {seeds}")
     named = _named()
@@ -199,20 +211,25 @@ def run(
         for seed in range(config.seed, config.seed + seeds):
             folder = f"{key}/seed{seed}" if len(chosen) * seeds > 1 else "" if out else key
             where = ((out or Path("runs")) / folder, results, data_dir)
-            todo.append((key, replace(config, seed=seed), *where, resume, json, jobs == 1))
+            todo.append((key, replace(config, seed=seed), *where, resume, printing, printing.progress and jobs == 1))
+    refuse_overwriting([folder for _, config, folder, *_ in todo for folder in _written(config, folder)], force, resume)
     if jobs > 1:
         return at_a_time(_run, todo, jobs)
     for arguments in todo:
         _run(*arguments)
 
 
-def _run_rotated_digits(out: Path, changes: Changes, json: bool) -> None:
-    found = rotated_digits.run_all(out, changes.epochs, changes.seed, progress=not json)
-    if json:
-        print(json_format.dumps(found))
-        return
-    rotated_digits.show(found)
-    print(f"Written: {out / 'result.json'}, and the files of each variant beside it")
+def _written(config: Any, folder: Path) -> list[Path]:
+    """The folders that a run writes to: its own, and one for each of several starts."""
+    starts = getattr(config, "starts", 1)
+    return [folder, *(folder / f"start{number}" for number in range(starts if starts > 1 else 0))]
+
+
+def _run_rotated_digits(out: Path, changes: Changes, force: bool, printing: Printing) -> None:
+    refuse_overwriting([out, *(out / run.task for run in rotated_digits.RUNS.values())], force)
+    found = rotated_digits.run_all(out, changes.epochs, changes.seed, progress=printing.progress)
+    print(json_format.dumps(found)) if printing.json else rotated_digits.show(found)
+    printing.say(f"Written: {out / 'result.json'}, and the files of each variant beside it")
 
 
 def _named() -> dict[str, tuple[Any, Any]]:
@@ -243,18 +260,18 @@ def _run(
     results: Path,
     data_dir: Path | None,
     resume: bool,
-    json: bool,
+    printing: Printing,
     progress: bool,
 ) -> None:
     module = _named()[name][0]
     more: dict[str, Any] = {"results": results} if hasattr(config, "file") else {}
     more |= {"data_dir": data_dir} if module in (images, invariance) else {}
-    result = module.execute(config, progress=progress and not json, out=out, resume=resume, **more)
+    result = module.execute(config, progress=progress, out=out, resume=resume, **more)
     write(result, out / "result.json")
     if not processes.first():
         return
     page = "" if module is noether else try_write_run(out)
-    if json:
+    if printing.json:
         print(json_format.dumps(result))
         return
     print(f"{name}: {_words(result['row'])}")
@@ -266,9 +283,10 @@ def _run(
         print(f"Averaged over {found['text']}")
     history = "" if module is noether else f" and {out / 'history.jsonl'}"
     kept = f", and {results / config.file}.json" if more else ""
-    print(f"Written: {out / 'result.json'}{history}{kept}")
+    printing.say(f"Written: {out / 'result.json'}{history}{kept}")
     if page:
-        print(page, flush=True)
+        printing.say(page)
+    sys.stdout.flush()
 
 
 def _words(row: Mapping[str, Any]) -> str:
@@ -279,17 +297,21 @@ def _words(row: Mapping[str, Any]) -> str:
     return f"test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s"
 
 
-def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, json: bool = False) -> None:
+def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, printing: Print = ALL) -> None:
     """Print a table from results: the papers' numbers beside ours, or quadrant-digits after autosym demo --fits.
 
     Args:
         name: 1, 2, 3, invariance-1, invariance-2, invariance-3, noether or quadrant-digits.
         results: the folder with the results of these tables (by default results, as in a checkout), or the file that the demo wrote.
         figure: also draw what the networks of a published table learned, and save it as this file.
-        json: print the rows as JSON and nothing else.
+        printing: how much to print.
+
+    Examples:
+        autosym table 1
+        autosym table invariance-2 --results results --figure ranges.png
     """
     if name == "quadrant-digits":
-        return _table_of_demo(results or Path("runs/fits/result.json"), json)
+        return _table_of_demo(results or Path("runs/fits/result.json"), printing.json)
     folder, number = results or images.RESULTS, name.removeprefix("table")
     show: Callable[..., None]
     draw: Callable[[Path, Path], None] | None = None
@@ -310,9 +332,9 @@ def table(name: Positional[str], results: Path | None = None, figure: Path | Non
         if draw is None:
             raise ValueError(f"the table {name} has no figure: leave out --figure")
         draw(figure, folder)
-    print(json_format.dumps({"rows": found})) if json else show(found)
-    if figure is not None and not json:
-        print(f"Written: {figure}")
+    print(json_format.dumps({"rows": found})) if printing.json else show(found)
+    if figure is not None:
+        printing.say(f"Written: {figure}")
 
 
 def _table_of_demo(file: Path, json: bool) -> None:

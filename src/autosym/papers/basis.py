@@ -159,8 +159,8 @@ def demo(out: Path, seed: int = 0) -> dict[str, Any]:
     return result
 
 
-def show(result: Mapping[str, Any], out: Path) -> None:
-    """Print the table, what each criterion chooses, and the files written."""
+def show(result: Mapping[str, Any]) -> None:
+    """Print the table, and what each criterion chooses."""
     rows = [
         (
             r["model"],
@@ -178,7 +178,6 @@ def show(result: Mapping[str, Any], out: Path) -> None:
     )
     for row in result["learned"]:
         print(f"lambda learned by {row['by']} from 0.5 ({row['family']} features): {row['lambda']:.2f}")
-    print(f"Written: {out / 'result.json'} and {out / 'basis.png'}")
 
 
 def figure(result: Mapping[str, Any], path: Path) -> None:

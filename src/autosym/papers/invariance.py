@@ -11,6 +11,7 @@ convolutional network by ``fit``, averaged over transformations of its input.
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -215,7 +216,7 @@ def execute(
         result = train_and_measure(build, train, test, schedule, run, progress, out, resume, device, memory=MEMORY)
     else:
         if resume and progress:
-            print(f"{run.name} keeps no checkpoint: it starts anew", flush=True)
+            print(f"{run.name} keeps no checkpoint: it starts anew", file=sys.stderr, flush=True)
         result = _variational(run, train, test, device, progress)
     keep(result, results / run.file)
     return result
@@ -237,7 +238,7 @@ def _variational(run: Run, train: Pair, test: Pair, device: str, progress: bool)
         if progress and line["epoch"] % max(1, run.epochs // 20) == 0:
             found = ", ".join(f"{name} {value:.3g}" for name, value in line["ranges"].items())
             bound = line["bound"] / len(train[0])
-            print(f"epoch {line['epoch']}/{run.epochs}  bound per sample {bound:.3f}  {found}", flush=True)
+            print(f"epoch {line['epoch']}/{run.epochs}  bound per sample {bound:.3f}  {found}", file=sys.stderr, flush=True)
 
     pair = train[0].to(device), train[1].to(device)
     fitted = last_layer.learn(

@@ -5,6 +5,7 @@ The loss is NLL / N + KL / N of one-step predictions. H is averaged over flows; 
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -281,7 +282,11 @@ def train(
             save(seen, seconds + saved - start)
         if progress:
             recorded = ", replayed" if any(step.graphs for step in learner.steps.values()) else ""
-            print(f"{run.name}: epoch {seen} of {run.epochs}, -ELBO/N {loss:.3f}, {saved - start:.0f} s{recorded}", flush=True)
+            print(
+                f"{run.name}: epoch {seen} of {run.epochs}, -ELBO/N {loss:.3f}, {saved - start:.0f} s{recorded}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def measure(learner: Learner, held: Mapping[str, Tensor]) -> dict[str, Any]:

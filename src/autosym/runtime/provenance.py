@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-VERSION = "0.1.0.dev0"
+VERSION = "0.1.0"
 
 
 def commit() -> str | None:
