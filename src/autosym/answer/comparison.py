@@ -26,6 +26,7 @@ from autosym.curvature.passes import TARGETS, Pass, alike
 from autosym.evidence import possible, verdicts
 from autosym.evidence.cautions import Failed
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.record import nats, per_sample
 from autosym.evidence.whole import Whole
 from autosym.linear.normalisation import NORMALISATIONS
 from autosym.linear.path import Path
@@ -100,7 +101,7 @@ class Comparison:
             short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
             ranks = ("failed", "-") if m.failed else (f"{m.difference:.2f}", f"{m.probability:.3g}")
             error = f" +- {m.error:.2g}" if m.error >= 0.005 else ""
-            numbers = (f"{m.log_evidence:.2f}{error}", f"{m.per_sample:.4f}", *ranks, short)
+            numbers = (f"{nats(m.log_evidence)}{error}", per_sample(m.per_sample), *ranks, short)
             rows.append((m.name, *numbers))
         return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
+from autosym.evidence.record import per_sample
 from autosym.papers import basis as basis_functions
 from autosym.papers import (
     group_digits,
@@ -275,7 +276,7 @@ def _words(row: Mapping[str, Any]) -> str:
     """A row of a result as one line of text."""
     if "negative_elbo" in row:
         return f"-ELBO/N {row['negative_elbo']:.3f}, test MSE {row['test_mse']:.3g}, {row['seconds']:.0f} s"
-    evidence = "" if row["evidence"] is None else f"log evidence per sample {row['evidence']:.3f} nats, "
+    evidence = "" if row["evidence"] is None else f"log evidence {per_sample(row['evidence'])} nats per sample, "
     return f"test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s"
 
 
