@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def nats(value: float, error: float = 0.0) -> str:
-    """A log evidence over all samples: one decimal, three if it is small, none if its standard ``error`` is above 1."""
-    return f"{value:.{0 if error > 1 else 1 if abs(value) >= 10 else 3}f}"
+    """A log evidence over all samples: one decimal, three if it is below 1, none if its standard ``error`` is above 1."""
+    return f"{value:.{0 if error > 1 else 1 if abs(value) >= 1 else 3}f}"
 
 
 def per_sample(value: float) -> str:

@@ -52,8 +52,8 @@ def compared(fits: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[s
     seeds = ["Another seed may change the evidence by as much. Fit both with other seeds before you decide."]
     if lead < 1:
         return f"The evidence does not decide between {first} and {second}: they differ by {nats(lead)} nats.", seeds
-    said = f"{first} has {nats(lead)} nats more evidence than {second}, which is {words.strength(lead)} evidence for it."
-    return f"{said[0].upper()}{said[1:]}", seeds if lead < CLOSE else []
+    said = f"The evidence prefers {first} to {second} by {nats(lead)} nats, which is {words.strength(lead)}."
+    return said, seeds if lead < CLOSE else []
 
 
 def _output(table: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def _output(table: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     cells = table["rows"][0]["cells"] if table else []
     groups = table["groups"] if table else []
     return [
-        {"name": group, "key": "equivariance", "value": cell["error"], "unit": ""}
+        {"name": group, "key": "equivariance", "value": cell["error"], "unit": "error"}
         for group, cell in zip(groups, cells, strict=True)
     ]
 

@@ -111,7 +111,7 @@ def figure(found: Mapping[str, Any]) -> str:
         return percent(value)
     if unit == "nats per sample":
         return per_sample(value).replace("-", "−")
-    return in_nats(value, found.get("error", 0.0)) if unit == "nats" else number(value, 4)
+    return in_nats(value, found.get("error", 0.0)) if unit == "nats" else number(value, 2 if unit == "error" else 4)
 
 
 def percent(value: float | None) -> str:

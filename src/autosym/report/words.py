@@ -36,7 +36,8 @@ def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
     if len(clauses) > CLAUSES:
         return _counted(found.layers)
     if len(clauses) == 1 and len(found.layers) > 1:
-        return f"All {len(found.layers)} layers {predicate(found.layers, brief=True)}."
+        count = len(found.layers)
+        return f"{'Both' if count == 2 else f'All {count}'} layers {predicate(found.layers, brief=True)}."
     said = "; ".join(f"{named([layer.number for layer in some])} {predicate(some, brief=True)}" for some in clauses.values())
     return f"{said[0].upper()}{said[1:]}."
 
@@ -130,7 +131,8 @@ def _up_to(limits: Sequence[str]) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    """To one decimal, as on the rest of the page."""
+    return "less than 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
 def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
