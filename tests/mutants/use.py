@@ -194,7 +194,7 @@ FAULTS = {
     "comparison: precisions that could gain are not warned of": Fault("answer/comparison.py",
         "unlearned > max(margin, 1.0)", "unlearned < min(margin, 1.0)", "answer/test_comparison.py"),
     # report
-    "page: complexity with the sign of its opposite": Fault("report/page.py",
+    "page: complexity with the sign of its opposite": Fault("report/curves.py",
         'one("Complexity", "occam", -1)', 'one("Complexity", "occam")', "report/test_page.py"),
     "charts: curves upside down": Fault("report/charts.py",
         "up = _scale(bottom, top, HEIGHT - BOTTOM, TOP)", "up = _scale(bottom, top, TOP, HEIGHT - BOTTOM)",
