@@ -35,7 +35,7 @@ PICTURES, SIDE = 8, 16  # pictures of a path at most, pixels a side at most
 LINES = 120  # of a history at most
 EVIDENCE = ("log_evidence", "log_likelihood", "log_prior", "complexity", "occam", "most")
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
-UNCHECKED = "it was given as a number, so nobody checked that it is from the same data"
+UNCHECKED = "it was given as a number, so nobody checked that it is from the same data: pass its fit to have that checked"
 BANK = 7  # a filter is shown at so many points of the range of a transformation
 
 
