@@ -8,7 +8,7 @@ parameters.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import nn
@@ -59,7 +59,7 @@ class Symmetry:
     simplified: bool = False  # whether ``simplify`` dropped the paths that the data do not support
     relaxed: bool = False  # whether the model is one that ``relax`` returned
     nothing_gained: bool = False  # whether ``fit`` returned the model as it was given
-    evidence: Evidence | None = None  # of the fit
+    evidence: Evidence | None = field(default=None, repr=False)  # of the fit
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
