@@ -53,7 +53,7 @@ def test_one_fit_has_the_same_digits_everywhere(fitted, tmp_path):
     assert f" {total}" in compared
     assert f" {each}" in compared
     text = fit.report(tmp_path / "report.html", data, compare={"other": value - 3}).read_text(encoding="utf-8")
-    assert f"log evidence {total} nats log evidence per sample {each} nats" in figures_of(text)
+    assert f"log evidence {total} nats log evidence per sample {each} " in figures_of(text)
     words = Page(text).text.replace("−", "-")
     assert f"The log evidence is {total} nats over 24 samples." in words
     assert f"A fit by autosym {total} " in words, "among the alternatives"
@@ -70,7 +70,7 @@ def test_a_run_of_the_command_line_has_the_same_digits_everywhere(capsys, tmp_pa
     assert f"Log evidence {in_words(row['log_evidence'], row['samples']).partition(' evidence ')[2]}" in out
     text = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
     total, each = nats(row["log_evidence"]), per_sample(row["evidence"])
-    assert f"log evidence {total} nats log evidence per sample {each} nats" in figures_of(text)
+    assert f"log evidence {total} nats log evidence per sample {each} " in figures_of(text)
     assert f"{row['train_accuracy']:.1f} %" in out
     assert f"training accuracy {row['train_accuracy']:.1f} %" in figures_of(text)
 
