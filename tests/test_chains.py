@@ -43,7 +43,8 @@ def test_each_step_has_its_share_in_the_table_and_in_words(learned):
             ("d4", pytest.approx(d4[layer.name])),
             ("c4", pytest.approx(c4[layer.name])),
         ]
-    assert "break d4" in words.headline(found)
+    assert "not to d4" in words.headline(found)
+    assert all("break d4" in words.predicate([layer]) for layer in found.layers)
     assert "convolutions" not in words.headline(found)
 
 

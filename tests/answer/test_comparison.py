@@ -15,6 +15,7 @@ from autosym.bayes.likelihoods import Gaussian
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
 from autosym.evidence.cautions import Impossible
+from autosym.evidence.record import nats
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
 from models import certain, images, regression, small
@@ -89,8 +90,8 @@ def test_a_model_whose_evidence_cannot_be_is_never_the_best():
     assert last.warnings == (last.failed.unranked(),)
     assert [model.failed for model in found.models[:2]] == [None, None]
     lines = str(found).splitlines()
-    assert lines[4].split()[:5] == ["failed", f"{last.log_evidence:.2f}", f"{last.per_sample:.4f}", "failed", "-"]
-    assert "! failed: its evidence must not be used, so it is not ranked: a log evidence of" in str(found)
+    assert lines[4].split()[:5] == ["failed", nats(last.log_evidence), f"{last.per_sample:.4f}", "failed", "-"]
+    assert "! failed: its evidence must not be used, so it is not ranked: the log evidence, " in str(found)
     rows = json.loads(json.dumps(found.rows, allow_nan=False))
     assert [(row["failed"], row["probability"] is None, row["difference"] is None) for row in rows] == [(False,) * 3] * 2 + [
         (True,) * 3
@@ -208,7 +209,7 @@ def test_rows_are_json_and_print_as_a_table(data):
     lines = str(found).splitlines()
     assert lines[0].split()[0] == "model"
     assert lines[2].startswith(found.best.name)
-    assert f"{found.best.log_evidence:.2f}" in lines[2]
+    assert nats(found.best.log_evidence) in lines[2]
     assert set(found.fits) == {"many", "few"}
 
 

@@ -170,6 +170,77 @@ def test_equivariant_negative_control_zero_padding():
     assert errors["0"] > 0.1
 
 
+class Somewhere(nn.Module):
+    """Weights each position by itself: as far from a convolution as a layer can be."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, size))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def padded_with_zeros(*first):
+    """Two convolutions and the mean over positions: equivariant but for its border."""
+    parts = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*first, *parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3, bias=False)).double()
+
+
+@pytest.mark.parametrize(("size", "exact"), [(32, True), (16, False)])
+def test_shifts_leave_the_border_of_zero_padding_alone(size, exact):
+    """Circular shifts find the border alone; shifts find a layer that depends on the position.
+
+    A frame of 4 pixels is wider than what two convolutions see, so that the mean over all positions is exact too; one of 2 is not.
+    """
+    torch.manual_seed(0)
+    x, groups = images(size=size, samples=20), ["shifts", "translations"]
+    found = equivariance_error(padded_with_zeros(), groups, x)
+    shifts, circular = (by_layer(found, group) for group in groups)
+    for layer in ("0", "1", "2", "3"):
+        assert shifts[layer] < 1e-12 < 0.05 < circular[layer]
+    assert shifts[""] < (1e-12 if exact else circular[""] / 2)
+    broken = by_layer(equivariance_error(padded_with_zeros(Somewhere(size)), "shifts", x), "shifts")
+    assert min(broken[layer] for layer in ("1", "2", "3", "4")) > 0.3
+    assert broken[""] > max(0.02, 3 * shifts[""])
+
+
+def test_shifts_are_exact_for_what_is_equivariant_on_the_torus():
+    model = nn.Sequential(*(part for i, part in enumerate(cnn()) if i not in (2, 3))).double()
+    found = equivariance_error(model, "shifts", images())
+    assert max(row.error for row in found) < 1e-12
+    assert {row.compared for row in found} == {"map", "invariant"}
+    net = p4_net(strides=(1, 1, 1))
+    assert max(by_layer(equivariance_error(net, "shifts", images()), "shifts").values()) < 1e-10
+
+
+def test_shifts_are_windows_on_zeros_at_two_places_inside():
+    """Of half a side, an eighth of a side away from the border, and moved by what the error moves them back by."""
+    seen = []
+
+    class Watching(nn.Module):
+        def forward(self, x):
+            seen.append(x.clone())
+            return x
+
+    x = 1 + images(size=16).abs()
+    assert equivariance_error(Watching(), "shifts", x, elements=50).output()["shifts"] == 0
+    corners = set()
+    for before, after in zip(seen[::2], seen[1::2], strict=True):
+        assert not torch.equal(before, after)
+        for canvas in (before, after):
+            _, _, rows, columns = canvas.nonzero(as_tuple=True)
+            corners.add((int(rows.min()), int(columns.min())))
+            assert (int(rows.max() - rows.min()), int(columns.max() - columns.min())) == (7, 7)
+    assert {place for corner in corners for place in corner} == {2, 3, 4, 5, 6}
+    with pytest.raises(ValueError, match="1 x 1 pixels cannot be shifted"):
+        equivariance_error(nn.ReLU(), "shifts", images(size=1))
+    for height, width in ((2, 1), (3, 3), (1, 5), (9, 4)):
+        assert equivariance_error(nn.ReLU(), "shifts", torch.randn(2, 1, height, width)).output()["shifts"] == 0
+    with pytest.raises(ValueError, match="equivariance_error also takes 'shifts'"):
+        assert_equivariant(nn.ReLU(), "shifts", images())
+
+
 def test_equivariant_our_network_knows_c4_and_not_d4():
     found = equivariance_error(p4_net(), ["c4", "d4", "translations"], labelled(images()))
     for layer in ("blocks.0", "blocks.1", "blocks.2", ""):

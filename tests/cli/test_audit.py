@@ -20,8 +20,8 @@ def test_audit_of_a_program(capsys, tmp_path, npz):
     out, err = shown(capsys, "audit", program, npz, "--json")
     assert err == ""
     found = json.loads(out)["output"]
-    assert set(found) == {"translations", "flip-horizontal", "flip-vertical", "c2", "c4", "d4"}
-    assert found["translations"] < 1e-5
+    assert set(found) == {"shifts", "flip-horizontal", "flip-vertical", "c2", "c4", "d4"}
+    assert found["shifts"] < 1e-5
     assert found["c4"] > 1e-5
     out = shown(capsys, "audit", program, npz, "--groups", "translations", "c4", "--mean", "0.1", "--std", "0.3").out
     assert out.splitlines()[0].split() == ["layer", "translations", "c4"]
@@ -101,7 +101,7 @@ def test_rectangles_are_not_turned_by_default(capsys, tmp_path):
     np.savez(tmp_path / "wide.npz", x=images[:, :4], y=labels)
     program = save(network(), tmp_path / "m.pt2", example=torch.randn(2, 1, 4, 8))
     found = json.loads(shown(capsys, "audit", program, tmp_path / "wide.npz", "--json").out)["output"]
-    assert set(found) == {"translations", "flip-horizontal", "flip-vertical", "c2"}
+    assert set(found) == {"shifts", "flip-horizontal", "flip-vertical", "c2"}
     assert "must be square" in shown(capsys, "audit", program, tmp_path / "wide.npz", "--groups", "c4", status=1).err
 
 

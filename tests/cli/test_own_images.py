@@ -152,9 +152,11 @@ def test_evidence_that_cannot_be_is_the_headline(capsys, tmp_path, npz, monkeypa
     monkeypatch.setattr(possible, "most", lambda *_: -1e6)
     out = shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "2").out
     result = json.loads((tmp_path / "r" / "result.json").read_text())
-    assert result["headline"].startswith("The evidence must not be used: a log evidence of -")
-    assert result["headline"] in " ".join(out.split())
-    assert result["headline"].partition(". The Laplace")[0] in (tmp_path / "r" / "report.html").read_text()
+    assert result["headline"] == "The evidence must not be used: the Laplace approximation has failed."
+    assert result["cautions"][0].startswith("The log evidence, -")
+    for said in (result["headline"], result["cautions"][0].partition(". Do not")[0]):
+        assert said in " ".join(out.split())
+        assert said in (tmp_path / "r" / "report.html").read_text()
 
 
 def test_cautions_are_shown_after_the_headline(capsys, tmp_path, npz):

@@ -80,7 +80,9 @@ def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
     (tmp_path / "conv" / "report.json").write_text(json.dumps(bulk | {"evidence": impossible}))
     shown(capsys, "report", done, "--compare", tmp_path / "conv")
     text = (done / "report.html").read_text(encoding="utf-8")
-    assert f"({tmp_path / 'conv'}): its evidence must not be used, so it is not ranked: a log evidence of -1 cannot be" in text
+    assert (
+        f"({tmp_path / 'conv'}): its evidence must not be used, so it is not ranked: the log evidence, -1.0, is above" in text
+    )
     assert text.index(f"({done})</th>") < text.index(f"({tmp_path / 'conv'})</th>"), "the impossible one is last"
     for key, value in (("fingerprint", [1.0]), ("fingerprint", None), ("evidence", 3), ("samples", None)):
         (tmp_path / "conv" / "report.json").write_text(json.dumps(bulk | {key: value}))

@@ -68,7 +68,7 @@ def test_the_page_holds_all_that_was_found():
         "all of it",
         "What would decide",
         "longer runs (gained +12 nats when tried)",
-        "Only one width",
+        "Note: only one width",
     ):
         assert words in page.text
     assert "autosym discover x" in page.text

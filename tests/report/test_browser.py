@@ -3,12 +3,15 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 import autosym
-from autosym.report import findings, writing
+from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
+from autosym.answer.margins import Margin
+from autosym.report import answered, findings, writing
 from models import images, small
 
 pytest.importorskip("jinja2")
@@ -16,7 +19,9 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 
-SIZES = {"narrow": (320, 640), "wide": (1280, 900)}
+SIZES = {"narrow": (320, 640), "phone": (360, 740), "wide": (1280, 900), "projector": (1920, 1080)}
+AXE = Path(__file__).parents[2] / ".venv/axe/node_modules/axe-core/axe.min.js"  # .ci/run puts it there
+PAGES = ("report", "beside", "answer", "conserved")
 EVIL = "<script>document.title = 'taken'</script><b>a & \"b\"</b>"
 
 
@@ -40,7 +45,24 @@ def written(tmp_path_factory):
     said["symmetry"][0]["layer"] = said["symmetry"][1]["layer"] = EVIL
     (folder / "contents.json").write_text(json.dumps(said))
     writing.write_page(said, folder / "report.html")
+    other = autosym.fit(small(), data, epochs=4, burn_in=1, every=1)
+    fit.report(folder / "beside.html", data, beside={EVIL: other})
+    margins = {"breaking": Margin(2.4, 6.0, 3), "tie": Margin(803.0, 60.0, 3)}
+    layers = (LayerAnswer("blocks.0", 333.0, True),)
+    found = (Verdict("translations", "yes", **margins), Verdict("c4", "undecided", **margins, why=EVIL, layers=layers))
+    candidates = (Candidate("conv", 2.0, 1, -500.25, 3.0, 11, "", 1234), Candidate("f-fc", 1.0, 0, -1303.5, 4.0, 9, "", 4321))
+    answered.write(Answer(found, candidates, 500, 4.2, 60.0), folder / "answer.html")
     return folder
+
+
+@pytest.fixture(scope="module")
+def conserved(tmp_path_factory):
+    pytest.importorskip("tyro")
+    from autosym.cli import commands
+
+    folder = tmp_path_factory.mktemp("conserved")
+    assert commands.main(["noether", "--demo", "oscillator", "--points", "10", "--out", str(folder)]) == 0
+    return folder / "report.html"
 
 
 @pytest.fixture
@@ -48,7 +70,7 @@ def opened(browser, written):
     """Opens the report; what it logs and asks for must stay empty until the end."""
     contexts, complaints = [], []
 
-    def visit(size="wide", scheme="light", **options):
+    def visit(size="wide", scheme="light", file=written / "report.html", **options):
         width, height = SIZES[size]
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, **options)
         contexts.append(context)
@@ -56,7 +78,7 @@ def opened(browser, written):
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda r: r.url.startswith(("file:", "data:")) or complaints.append(f"asked for {r.url}"))
-        page.goto((written / "report.html").as_uri())
+        page.goto(file.as_uri())
         return page
 
     yield visit
@@ -120,7 +142,8 @@ def test_the_numbers_are_those_of_the_json(opened, said):
     assert numbers(page, "precision") == [value for path in said["symmetry"] for value in path["precision"].values()]
     for key in ("log_evidence", "log_likelihood", "occam"):
         assert numbers(page, key) == [said["evidence"][key]]
-    assert numbers(page, "evidence") == [said["evidence"]["log_evidence"] / said["samples"]]
+    assert numbers(page, "evidence") == [said["evidence"]["log_evidence"]]
+    assert numbers(page, "evidence_per_sample") == [said["evidence"]["log_evidence"] / said["samples"]]
     for key in ("accuracy", "nll", "error"):
         assert numbers(page, f"calibration.{key}") == [said["calibration"][key]]
     assert sorted(numbers(page, "equivariance")) == sorted(row["error"] for row in said["equivariance"])
@@ -152,7 +175,7 @@ def test_the_numbers_of_a_run_are_those_of_its_result(browser, tmp_path, monkeyp
     assert numbers(page, "precision") == [value for path in result["symmetry"] for value in path["precision"].values()]
     assert numbers(page, "accuracy") == [result["row"]["accuracy"] / 100]
     assert numbers(page, "calibration_error") == [result["row"]["calibration_error"]]
-    assert numbers(page, "evidence") == pytest.approx([result["row"]["evidence"]])
+    assert numbers(page, "evidence_per_sample") == pytest.approx([result["row"]["evidence"]])
     assert numbers(page, "parameters") == [result["row"]["parameters"]]
     text = page.inner_text("#repeat")
     assert all(str(value) in text for value in result["config"].values())
@@ -234,3 +257,69 @@ def test_a_browser_reads_it_as_a_document(opened):
     assert page.get_by_role("navigation", name="Sections").count() == 1
     assert page.get_by_role("img", name="Reliability diagram").count() == 1
     assert math.isfinite(page.evaluate("performance.timing.domComplete"))
+
+
+def page_of(name, written, request):
+    return request.getfixturevalue("conserved") if name == "conserved" else written / f"{name}.html"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="no axe-core: npm install --prefix .venv/axe axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", ["phone", "wide"])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_to_mend(opened, written, request, name, size, scheme):
+    """By its default rules, with every layer and table open."""
+    page = opened(size, scheme, page_of(name, written, request))
+    page.eval_on_selector_all("details", "found => found.forEach(one => { one.open = true })")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    told = [f"{v['id']}: {v['help']}: {v['nodes'][0]['html'][:200]} ({len(v['nodes'])} times)" for v in found["violations"]]
+    assert told == []
+    assert len(found["passes"]) > 10, "it was run"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="no axe-core: npm install --prefix .venv/axe axe-core")
+def test_axe_finds_what_is_wrong(opened):
+    page = opened()
+    page.eval_on_selector("svg.chart", "one => one.removeAttribute('aria-label')")
+    page.eval_on_selector(".rule, .soft", "one => { one.style.color = '#ddd' }")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert {"svg-img-alt", "color-contrast"} <= {v["id"] for v in page.evaluate("axe.run()")["violations"]}
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_fits_every_screen(opened, written, request, name, size):
+    page = opened(size, file=page_of(name, written, request))
+    page.eval_on_selector_all("details", "found => found.forEach(one => { one.open = true })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0], "nothing runs off the side"
+    body = float(page.eval_on_selector("body", "one => parseFloat(getComputedStyle(one).fontSize)"))
+    assert body == (20 if size == "projector" else 16), "it can be read from the back of a room"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_print_has_the_bars_and_no_links(opened, written, request, name):
+    page = opened(file=page_of(name, written, request))
+    page.emulate_media(media="print")
+    assert not page.locator("nav").is_visible()
+    assert all(not one.is_visible() for one in page.locator("details.numbers").all())
+    exact = page.eval_on_selector_all(".bar i, .swatch", "f => f.every(o => getComputedStyle(o).printColorAdjust === 'exact')")
+    assert exact, "browsers leave out backgrounds, which bars are, unless they are told"
+    assert len(page.pdf(format="A4")) > 10_000
+
+
+def test_two_fits_stand_side_by_side_or_above_each_other(opened, written):
+    """The same pieces as in their own pages, the one beside the other; on a phone the first is above."""
+
+    def places(size):
+        page = opened(size, file=written / "beside.html")
+        boxes = [one.bounding_box() for one in page.locator("#networks .beside > div").all()]
+        return page, [(box["x"], box["y"]) for box in boxes]
+
+    page, ((left, top), (right, level)) = places("wide")
+    assert (left < right, top) == (True, level)
+    assert page.locator("#networks .network").count() == 2
+    assert len(numbers(page, "share")) == 8
+    assert page.inner_text("#figures thead th >> nth=1") == EVIL
+    _, ((x, first), (same, second)) = places("phone")
+    assert (x, first < second) == (same, True)

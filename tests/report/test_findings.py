@@ -1,6 +1,7 @@
 """The report: what it says (findings) of a fit, its filters and alternatives."""
 
 import base64
+import copy
 import json
 import math
 import re
@@ -18,7 +19,7 @@ from autosym.linear.conv import Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.nn import layers, nets
 from autosym.report import findings, page
-from models import certain, mlp, regression, small
+from models import certain, images, mlp, regression, small
 from pages import Page
 
 pytest.importorskip("jinja2")
@@ -46,6 +47,25 @@ def test_contents_are_strict_json_and_equal_the_fit(fitted):
         logits = fit.model(data[0])
     assert said["calibration"]["error"] == pytest.approx(calibration_error(logits.softmax(1), data[1]))
     assert said["calibration"]["accuracy"] == pytest.approx(float((logits.argmax(1) == data[1]).double().mean()))
+
+
+def test_the_network_as_it_was_given_is_measured_beside_the_fitted_one(trained):
+    """A CNN that was trained before is as equivariant as it was; a network from scratch was nothing worth knowing."""
+    from trained_before import pictures
+
+    x, y = pictures()
+    given = copy.deepcopy(trained)
+    fit = autosym.fit(autosym.relax(copy.deepcopy(trained), x[:8]), (x, y), epochs=30)
+    said = findings.contents(fit, (x, y))
+    before = equivariance_error(given, findings.GROUPS_SHOWN, x).output()
+    rows = {row["group"]: row for row in said["equivariance"] if not row["layer"]}
+    assert {group: row["given"] for group, row in rows.items()} == pytest.approx(before, rel=1e-4)
+    assert rows["c4"]["given"] != rows["c4"]["error"]
+    shown = Page(page.html(said))
+    assert [float(v) for v in shown.values["equivariance.given"]][: len(before)] == [row["given"] for row in rows.values()]
+    assert "“Was” is the error of the network as it was given" in shown.text
+    fit.check_weights()
+    assert autosym.fit(small(), images(), epochs=1, burn_in=0, every=1).given == {}
 
 
 def test_it_is_said_what_was_measured_on(fitted):
@@ -271,9 +291,10 @@ def test_a_fit_whose_evidence_has_failed_has_that_as_its_headline_and_is_the_bes
     assert [row["failed"] for row in rows.values()] == [False, False, True, True]
     assert [row["probability"] for row in rows.values()] == pytest.approx([0.73, 0.27, None, None], abs=0.01)
     for name in ("this", "record"):
-        assert rows[name]["warnings"][0].startswith("its evidence must not be used, so it is not ranked: a log evidence of -")
+        assert rows[name]["warnings"][0].startswith("its evidence must not be used, so it is not ranked: the log evidence, -")
     whole = page.view(said)
-    assert whole["headline"] == str(*fit.symmetry().cautions)
+    (caution,) = fit.symmetry().cautions
+    assert [whole["headline"], *whole["cautions"]] == [caution.headline, caution.details]
     assert [row["behind"] for row in whole["compare"]] == [0.0, pytest.approx(1.0), None, None]
     assert [row["strength"] for row in whole["compare"]] == [
         None,
@@ -283,11 +304,11 @@ def test_a_fit_whose_evidence_has_failed_has_that_as_its_headline_and_is_the_bes
     ]
     text = page.html(said)
     assert text.count("its evidence must not be used, so it is not ranked") == 2
-    assert Page(text).text.count("The evidence must not be used: a log evidence") == 1
+    assert Page(text).text.count("The evidence must not be used: the Laplace approximation has failed.") == 1
     alone = page.view(findings.contents(fit, compare={"record": fit.evidence}))["compare"]
     assert [row["behind"] for row in alone] == [None, None], "none is the best"
     older = said | {"evidence": {key: value for key, value in said["evidence"].items() if key != "most"}}
-    assert "saturated" in page.view(older)["headline"], "without the bound, by effective parameters"
+    assert "saturated" in page.view(older)["cautions"][0], "without the bound, by effective parameters"
 
 
 def test_evidence_of_other_data_is_refused(fitted):

@@ -348,7 +348,7 @@ def test_precisions_start_no_higher_than_the_cap():
 def test_a_fit_is_shown_in_a_line():
     fit = autosym.fit(mlp(5, 4, 3), draw("categorical", 12), epochs=2)
     value = float(fit.evidence.log_evidence)
-    assert repr(fit) == f"<Fit of Sequential: log evidence {value:.2f} of 12 samples (categorical), 2 epochs>"
+    assert repr(fit) == f"<Fit of Sequential: log evidence {value:.1f} nats over 12 samples (categorical), 2 epochs>"
 
 
 def test_a_fit_finds_out_only_once_what_is_known_of_its_model(monkeypatch):

@@ -125,8 +125,9 @@ def test_symmetry_and_report_say_what_was_learned(tmp_path):
     pytest.importorskip("jinja2")
     fitted = fit(model())
     degrees = symmetrised.ranges(fitted.model)["rotation"].value
-    first, second = str(fitted.symmetry()).splitlines()
+    first, evidence, second = str(fitted.symmetry()).splitlines()
     assert first == f"averaged over rotation ±{degrees:.3g} degrees"
+    assert evidence.startswith("log evidence -")
     assert second.startswith("Caution: Nothing is established yet: ")
     contents = findings.contents(fitted)
     json.dumps(contents, allow_nan=False)

@@ -15,6 +15,7 @@ from autosym.answer.hypotheses import Built, Given, breaking
 from autosym.answer.margins import FEW, Judgement, Margin
 from autosym.answer.plans import Run
 from autosym.answer.symmetrising import Gain, Opinion
+from autosym.evidence.record import nats
 from autosym.linear.path import Path
 from autosym.nn.layers import Branch, Relaxed
 from autosym.runtime import files, processes
@@ -143,8 +144,9 @@ class Answer:
         more = [
             f"{v.symmetry} is undecided: {v.why}. What would decide: {'; '.join(v.advice)}." for v in self.verdicts if v.why
         ]
+        value = nats(self.best.log_evidence, self.best.error)
         cost = f"{self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
-        best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {self.best.log_evidence:.0f} ({cost})"
+        best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {value} ({cost})"
         return "\n".join([table(rows, "<<>><"), *more, best, *(f"Note: {note}" for note in self.notes)])
 
     def as_dict(self) -> dict[str, Any]:

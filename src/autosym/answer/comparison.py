@@ -26,6 +26,7 @@ from autosym.curvature.passes import TARGETS, Pass, alike
 from autosym.evidence import possible, verdicts
 from autosym.evidence.cautions import Failed
 from autosym.evidence.laplace import Laplace
+from autosym.evidence.record import nats, per_sample
 from autosym.evidence.whole import Whole
 from autosym.linear.normalisation import NORMALISATIONS
 from autosym.linear.path import Path
@@ -100,7 +101,7 @@ class Comparison:
             short = "?" if m.short_of_mode is None else f"{m.short_of_mode:.3g}"
             ranks = ("failed", "-") if m.failed else (f"{m.difference:.2f}", f"{m.probability:.3g}")
             error = f" +- {m.error:.2g}" if m.error >= 0.005 else ""
-            numbers = (f"{m.log_evidence:.2f}{error}", f"{m.per_sample:.4f}", *ranks, short)
+            numbers = (f"{nats(m.log_evidence)}{error}", per_sample(m.per_sample), *ranks, short)
             rows.append((m.name, *numbers))
         return "\n".join([table(rows, "<>>>>>"), *(f"! {warning}" for warning in self.warnings)])
 
@@ -312,7 +313,7 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
         return sorted({type(path).__name__ for path in _paths(f) if path.understated})
 
     if own.schedule.sampled_end and rest(lambda f: f.schedule.sampled_end):
-        yield "its curvature is sampled (sampled_end), which makes the evidence too large; other models have exact curvature"
+        yield "its curvature is sampled (sampled_end), which makes the evidence too large: fit it with sampled_end=False"
     if isinstance(own.estimate, Whole) and rest(lambda f: isinstance(f.estimate, Whole)):
         yield "its evidence is that of the whole network, but others have that of Kronecker factors, which is lower: refine all of them"
     if scales(own, True) and any(scales(f, False) for f in others.values()):
@@ -320,14 +321,14 @@ def _unlike(name: str, fits: Mapping[str, Fit]) -> Iterator[str]:
     elif scales(own, False) and any(scales(f, True) for f in others.values()):
         yield "its normalisation layers are frozen, so it pays nothing for them; others learned theirs and do: treat all alike"
     if own.evidence.bound_of and rest(lambda f: f.evidence.bound_of):
-        yield f"its value is a lower bound of {own.evidence.bound_of}; other models have an estimate"
+        yield f"its value is a lower bound of {own.evidence.bound_of}; other models have an estimate: fit all with the same nu"
     if own.schedule.step == "none" and rest(lambda f: f.schedule.step):
-        yield "its precisions were not learned (step='none'), but other models learned theirs: its prior may decide the comparison"
+        yield "its precisions were not learned (step='none'), but other models learned theirs: learn them too, or its prior may decide"
     if factored(own) and rest(factored):
-        yield "it has maps that are products of two factors, other models have none: Laplace depends on the parametrisation"
+        yield "it has maps that are products of two factors, others have none, and Laplace sees that: rely on large differences only"
     if understated(own) and rest(understated):
         kinds = ", ".join(understated(own))
-        yield f"the Kronecker curvature of {kinds}, relative to the exact one, is smaller than in other models (docs/evidence.md)"
+        yield f"the Kronecker curvature of {kinds}, relative to the exact one, is smaller than in other models: refine all of them"
     if not all(alike(own.laplace.fingerprint, f.laplace.fingerprint) for f in others.values()):
         yield "its inputs differ from the inputs of other models (scaled or cropped?): make sure that they are the same samples"
 
@@ -347,7 +348,7 @@ def _unconverged(fitted: Fit, margin: float, short: float | None, unlearned: flo
         if part < 0:
             yield f"its evidence is lower than for guessing one of {classes} classes, so it explains nothing (yet): train longer"
         elif part < verdicts.LITTLE:
-            yield f"its evidence is only {part:.0%} better than guessing one of {classes} classes: a simpler model may win by not trying"
+            yield f"its evidence is only {part:.0%} better than guessing one of {classes} classes: train longer, or a simpler model may win"
     if short is not None and (short > max(margin, 1.0) or math.isnan(short)):
         yield f"its weights are about {short:.3g} nats short of a mode, more than the margin of {margin:.3g} nats: train longer"
     if fitted.schedule.step != "none" and unlearned > max(margin, 1.0):

@@ -4,10 +4,16 @@
 
 The group acts on outputs by their kind. Vectors have no positions and stay as they are (invariance). Maps are moved. Lifted maps
 of group convolutions are also permuted. It works on any torch model, however it was trained.
+
+"translations" are the circular shifts, a group. On a network with zero padding they measure the border most of all: what leaves the
+image at one side comes back at the other. "shifts" leave the border alone. A window of the image lies on a frame of zeros, at two places
+that are both inside, and maps are compared within the window.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +23,8 @@ from autosym.linear.path import Path
 from autosym.nn.layers import Branch, Relaxed
 from autosym.runtime.batching import Data, batches, check_finite, check_module
 from autosym.runtime.tables import table
+
+SHIFTS = "shifts"  # the name of shifts that leave the border alone
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,9 @@ def equivariance_error(
 ) -> EquivarianceError:
     """The measured error of every layer of ``model``, on ``samples`` inputs of ``data`` and at most ``elements`` of each group.
 
-    A group is an object, or a name: "translations" or a key of ``groups.GROUPS``. Rotations and flips of the input are exact on the
-    pixel grid, except for groups that interpolate (C8). ``data`` may be a tensor of inputs alone: labels are not used.
+    A group is an object, or a name: "shifts" (the border stays as it is), "translations" (circular shifts) or a key of ``groups.GROUPS``.
+    Rotations and flips of the input are exact on the pixel grid, except for groups that interpolate (C8). ``data`` may be a tensor of
+    inputs alone: labels are not used.
     """
     check_module(model)
     x = data[:samples] if isinstance(data, Tensor) else next(batches(data, samples), (torch.empty(0),))[0][:samples]
@@ -78,7 +87,7 @@ def equivariance_error(
     was = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        rows = [row for g in _as_groups(group, x) for row in _errors(model, g, x, elements, seed)]
+        rows = [row for name, pairs in _motions(group, x, elements, seed) for row in _errors(model, name, pairs)]
     finally:
         for module, mode in was.items():
             module.training = mode
@@ -115,7 +124,8 @@ def _as_groups(group: str | Group | Sequence[str | Group], x: Tensor) -> list[Gr
         raise ValueError(f"groups act on images (B, C, H, W), but the inputs have shape {tuple(x.shape)}: pass images")
     unknown = [g for g in group if isinstance(g, str) and g not in ("translations", *GROUPS)]
     if unknown:
-        raise ValueError(f"unknown group {unknown[0]!r}: use translations, {', '.join(GROUPS)}, or a Group")
+        known = ", ".join(("translations", *GROUPS))
+        raise ValueError(f"unknown group {unknown[0]!r}: use {known}, or a Group; equivariance_error also takes {SHIFTS!r}")
     named = {**GROUPS, "translations": translations(*x.shape[-2:])}
     found = [named[g] if isinstance(g, str) else g for g in group]
     for g in found:
@@ -123,21 +133,98 @@ def _as_groups(group: str | Group | Sequence[str | Group], x: Tensor) -> list[Gr
     return found
 
 
-def _errors(model: nn.Module, group: Group, x: Tensor, elements: int, seed: int) -> Iterator[LayerError]:
-    names = {module: name for name, module in model.named_modules() if _is_shown(module)}
-    before = _outputs(model, names, x)
+# ---- inputs before and after
+
+
+Judge = Callable[[Tensor, Tensor, object], tuple[str, float]]  # (after, before, layer): how they were compared, and the error
+Pair = tuple[Tensor, Tensor, Judge]  # an input, the same input moved, and how to compare what a layer makes of them
+
+
+def _motions(
+    group: str | Group | Sequence[str | Group], x: Tensor, elements: int, seed: int
+) -> Iterator[tuple[str, Iterator[Pair]]]:
+    """By name, the pairs of inputs of each group."""
+    asked = [group] if isinstance(group, (str, Group)) else list(group)
+    found = iter(_as_groups([g for g in asked if g != SHIFTS], x))
+    for one in asked:
+        draw = torch.Generator("cpu").manual_seed(seed)
+        if one == SHIFTS:
+            yield SHIFTS, _inside(x, elements, draw)
+        else:
+            known = next(found)
+            yield known.name, _moved(known, x, elements, draw)
+
+
+def _moved(group: Group, x: Tensor, elements: int, draw: torch.Generator) -> Iterator[Pair]:
     if len(group) < 2:
         raise ValueError(f"{group.name} has only the identity, and everything commutes with it: choose a larger group")
-    chosen = 1 + torch.randperm(len(group) - 1, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")[:elements]
-    total = dict.fromkeys(before, 0.0)
-    compared = {}
+    chosen = 1 + torch.randperm(len(group) - 1, generator=draw, device="cpu")[:elements]
     for g in chosen.tolist():
-        after = _outputs(model, names, group.act(g, x))
+        yield x, group.act(g, x), partial(_error, group=group, g=g, size=x.shape[-2:])
+
+
+def _inside(x: Tensor, elements: int, draw: torch.Generator) -> Iterator[Pair]:
+    """A window of half a side, from anywhere in the images, at two places that are an eighth of a side away from the border.
+
+    Around it are zeros, as zero padding has them: the border is the same before and after.
+    """
+    size = x.shape[-2:]
+    if max(size) < 2:
+        raise ValueError(f"images of {size[0]} x {size[1]} pixels cannot be shifted: pass larger ones")
+    window = [max(1, side // 2) for side in size]
+    edge = [side // 8 for side in size]
+
+    def place(lowest: Sequence[int]) -> list[int]:
+        rooms = [side - low - w - low + 1 for side, low, w in zip(size, lowest, window, strict=True)]
+        return [
+            low + int(torch.randint(room, (), generator=draw, device="cpu")) for low, room in zip(lowest, rooms, strict=True)
+        ]
+
+    def laid(content: Tensor, at: Sequence[int]) -> Tensor:
+        canvas = torch.zeros_like(x)
+        canvas[..., at[0] : at[0] + window[0], at[1] : at[1] + window[1]] = content
+        return canvas
+
+    for _ in range(elements):
+        (top, left), before, after = place((0, 0)), place(edge), place(edge)
+        while before == after:
+            after = place(edge)
+        content = x[..., top : top + window[0], left : left + window[1]]
+        by = [there - here for here, there in zip(before, after, strict=True)]
+        judge = partial(_error_inside, by=by, at=after, window=window, size=size)
+        yield laid(content, before), laid(content, after), judge
+
+
+def _error_inside(
+    after: Tensor, y: Tensor, layer: object, by: Sequence[int], at: Sequence[int], window: Sequence[int], size: Sequence[int]
+) -> tuple[str, float]:
+    """The error where the content is. A map without a pixel that lies in the window is compared as a whole."""
+    if y.dim() == 2 or y.shape[-2:] == (1, 1):
+        return "invariant", _relative(after, [y])
+    scales = [have / side for have, side in zip(y.shape[-2:], size, strict=True)]
+    ends = [(math.ceil(a * s), math.floor((a + w) * s)) for a, w, s in zip(at, window, scales, strict=True)]
+    rows, columns = (slice(*end) if end[0] < end[1] else slice(None) for end in ends)
+    moved = _rolled(y, *(shift * scale for shift, scale in zip(by, scales, strict=True)))
+    return "map", _relative(after[..., rows, columns], [m[..., rows, columns] for m in moved])
+
+
+# ---- outputs before and after
+
+
+def _errors(model: nn.Module, name: str, pairs: Iterator[Pair]) -> Iterator[LayerError]:
+    names = {module: layer for layer, module in model.named_modules() if _is_shown(module)}
+    errors: dict[nn.Module, list[float]] = {}
+    compared: dict[nn.Module, str] = {}
+    seen, before = None, {}
+    for x, moved, judge in pairs:
+        if x is not seen:
+            seen, before = x, _outputs(model, names, x)
+        after = _outputs(model, names, moved)
         for module, y in before.items():
-            compared[module], error = _error(after[module], y, module, group, g, x.shape[-2:])
-            total[module] += error / len(chosen)
-    for module, error in total.items():
-        yield LayerError(names.get(module, ""), type(module).__name__, group.name, compared[module], error)
+            compared[module], error = judge(after[module], y, module)
+            errors.setdefault(module, []).append(error)
+    for module, found in errors.items():
+        yield LayerError(names.get(module, ""), type(module).__name__, name, compared[module], sum(found) / len(found))
 
 
 def _is_shown(module: nn.Module) -> bool:
@@ -210,10 +297,14 @@ def _shifted(y: Tensor, group: Group, g: int, size: Sequence[int]) -> Iterator[T
     point = Group(group.name, group.matrices[g : g + 1], torch.zeros(1, 2, dtype=torch.float64))
     turned = point.act(0, y)
     right, up = group.shifts[g].tolist()
-    down, across = -up * y.shape[-2] / size[0], right * y.shape[-1] / size[1]
-    for rows in {int(down // 1), int(-(-down // 1))}:
-        for columns in {int(across // 1), int(-(-across // 1))}:
-            yield turned.roll((rows, columns), (-2, -1))
+    yield from _rolled(turned, -up * y.shape[-2] / size[0], right * y.shape[-1] / size[1])
+
+
+def _rolled(y: Tensor, down: float, across: float) -> Iterator[Tensor]:
+    """y moved by the whole shifts around a fractional one."""
+    for rows in {math.floor(down), math.ceil(down)}:
+        for columns in {math.floor(across), math.ceil(across)}:
+            yield y.roll((rows, columns), (-2, -1))
 
 
 def _relative(after: Tensor, candidates: Sequence[Tensor]) -> float:

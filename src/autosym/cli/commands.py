@@ -24,9 +24,10 @@ from autosym.answer.routes import OtherSearch
 from autosym.cli import own_images, own_trajectories, published
 from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing
 from autosym.cli.doctor import examined
+from autosym.evidence.record import in_words
 from autosym.papers.measuring import CHECKPOINT
 from autosym.report.drawing import show_symmetry
-from autosym.report.writing import try_write_run, write_run
+from autosym.report.writing import try_write_run, write_pair, write_run
 from autosym.runtime import processes
 from autosym.runtime.provenance import VERSION
 from autosym.runtime.tables import table
@@ -207,7 +208,8 @@ def fit(
     show_symmetry(Path(data).stem, result["symmetry"])
     row = result["row"]
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
-    print(f"Log evidence per sample {row['evidence']:.3f} nats, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
+    found = in_words(row["log_evidence"], row["samples"])
+    print(f"{found[0].upper()}{found[1:]}, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
     printing.say(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
 
 
@@ -226,7 +228,8 @@ def audit(
     Args:
         model: a network saved by torch.export.save (.pt2), or the folder of a run of autosym fit.
         data: images, as for autosym fit; bytes are read as 0 to 1.
-        groups: translations, c2, c4, d4, flip-horizontal, flip-vertical, c8; by default all exact groups that act on the images.
+        groups: shifts (the border stays as it is), translations (circular shifts), c2, c4, d4, flip-horizontal, flip-vertical, c8; by
+            default shifts and all exact groups that act on the images.
         size: resize images to HEIGHTxWIDTH, if the network takes another size.
         mean: subtracted from the images before the network sees them: one number, or one for each channel.
         std: the images are divided by it, after the mean is subtracted: one number, or one for each channel.
@@ -276,18 +279,28 @@ def _size(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def report(run: Positional[Path], out: Path | None = None, compare: tuple[Path, ...] = (), printing: Print = ALL) -> None:
-    """Write the report of a run as one HTML file that opens anywhere. It needs only the files of the run.
+def report(
+    run: Positional[Path],
+    other: Positional[Path | None] = None,
+    out: Path | None = None,
+    compare: tuple[Path, ...] = (),
+    printing: Print = ALL,
+) -> None:
+    """Write the report of a run, or of two side by side, as one HTML file that opens anywhere. It needs only the files of the runs.
 
     Args:
         run: the folder of a run, or its result.json.
-        out: the file to write, or its folder (report.html beside the result by default).
-        compare: other runs on the same data; the report shows their evidence too.
+        other: a second run, to show beside the first.
+        out: the file to write, or its folder (by default report.html, of two runs beside.html, in the folder of the first).
+        compare: other runs on the same data; the report of one run shows their evidence too.
         printing: how much to print.
 
     Examples:
         autosym report r
+        autosym report r other --out both.html
         autosym report r --compare other --out page.html
     """
-    page = write_run(run, out, compare)
+    if other is not None and compare:
+        raise Misused("--compare is for the report of one run: leave it out, or the second run")
+    page = write_run(run, out, compare) if other is None else write_pair(run, other, out)
     print(json_format.dumps({"report": str(page)}) if printing.json else page if printing.quiet else f"Written: {page}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from autosym.answer import discovering
-from autosym.answer.equivariance import EquivarianceError, equivariance_error
+from autosym.answer.equivariance import SHIFTS, EquivarianceError, equivariance_error
 from autosym.answer.hypotheses import sized
 from autosym.cli import exported, pictures
 from autosym.evidence.predictive import Scores, scores
@@ -87,11 +87,12 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     decided = findings.decided(shown)
     result = {
         "headline": words.headline(decided, shown["ranges"]),
-        "cautions": list(map(str, decided.beside_headline())),
+        "cautions": words.cautions(decided),
         "row": {
             **cell_of(run),
             **(_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores))),
             "train_accuracy": _measured(fitted.model, training)["accuracy"],
+            "log_evidence": fitted.evidence.log_evidence.item(),
             "evidence": fitted.evidence.log_evidence.item() / len(training[0]),
             "samples": len(training[0]),
             "parameters": sum(p.numel() for p in fitted.model.parameters()),
@@ -217,7 +218,7 @@ def audit(
 ) -> EquivarianceError:
     """Measured equivariance of a saved network: an exported program (.pt2), or the folder of a run of ``autosym fit``.
 
-    The default ``groups`` are translations and every exact group that acts on images of this shape. ``size``, ``mean`` and ``std``
+    The default ``groups`` are shifts and every exact group that acts on images of this shape. ``size``, ``mean`` and ``std``
     (one, or one for each channel) prepare the images for an exported program; a run knows its own.
     """
     if model.is_dir():
@@ -239,7 +240,7 @@ def audit(
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:samples]]
     if mean or std:
         images = datasets.normalised(images, _channels(mean, images, 0.0), _channels(std, images, 1.0))
-    chosen = list(groups) or ["translations", "flip-horizontal", "flip-vertical", "c2"]
+    chosen = list(groups) or [SHIFTS, "flip-horizontal", "flip-vertical", "c2"]
     if not groups and images.shape[2] == images.shape[3]:
         chosen += ["c4", "d4"]
     return equivariance_error(network, chosen, (images, torch.zeros(len(images))), samples=samples)

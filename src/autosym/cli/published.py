@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from autosym.cli.asked import ALL, Print, Printing, refuse_overwriting
+from autosym.evidence.record import per_sample
 from autosym.papers import basis as basis_functions
 from autosym.papers import (
     group_digits,
@@ -293,7 +294,7 @@ def _words(row: Mapping[str, Any]) -> str:
     """A row of a result as one line of text."""
     if "negative_elbo" in row:
         return f"-ELBO/N {row['negative_elbo']:.3f}, test MSE {row['test_mse']:.3g}, {row['seconds']:.0f} s"
-    evidence = "" if row["evidence"] is None else f"log evidence per sample {row['evidence']:.3f} nats, "
+    evidence = "" if row["evidence"] is None else f"log evidence {per_sample(row['evidence'])} nats per sample, "
     return f"test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s"
 
 

@@ -1,4 +1,4 @@
-"""Cautions: what a reader must know before relying on shares and ranges. Each is a value with its numbers, and prints as text.
+"""Cautions: what a reader must know before relying on shares and ranges. Each is a value with its numbers; its text ends with what to do.
 
 ``evidence.verdicts`` decides which cautions apply.
 """
@@ -6,6 +6,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from autosym.evidence.record import nats, per_sample
 
 
 @dataclass(frozen=True)
@@ -15,10 +17,16 @@ class OneClass:
     samples: int
     label: int
 
+    @property
+    def headline(self) -> str:
+        return f"Nothing can be learned: all {self.samples} labels are of class {self.label}."
+
+    @property
+    def details(self) -> str:
+        return "Add samples of other classes."
+
     def __str__(self) -> str:
-        return (
-            f"Nothing can be learned: all {self.samples} labels are of class {self.label}, so there is nothing to tell apart."
-        )
+        return f"{self.headline} {self.details}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Dead:
 
     def __str__(self) -> str:
         have = f"{_by_name(self.layers)} {'has' if len(self.layers) == 1 else 'have'} no effective parameters, so no shares"
-        return f"{have}: the network died, or the data determine nothing. Try {_slower(self.lr)}, and standardised inputs."
+        return f"{have}. Try {_slower(self.lr)}, and standardised inputs."
 
 
 @dataclass(frozen=True)
@@ -42,13 +50,18 @@ class Guessing:
     classes: int
     dead: Dead | None = None
 
+    @property
+    def headline(self) -> str:
+        return "Nothing is established yet: the evidence is not better than guessing."
+
+    @property
+    def details(self) -> str:
+        found = f"The log evidence is {per_sample(self.per_sample)} nats per sample"
+        guessed = f"guessing one of {self.classes} classes has {per_sample(self.chance)}"
+        return f"{found}; {guessed}. {self.dead or 'Train longer, or on more data.'}"
+
     def __str__(self) -> str:
-        figures = (
-            f"{self.per_sample:.3f} nats per sample, is not better than guessing one of {self.classes} classes "
-            f"({self.chance:.3f})"
-        )
-        remedy = f". {self.dead}" if self.dead else ", though accuracy may be better; train longer, or on more data."
-        return f"Nothing is established yet: the log evidence, {figures}{remedy}"
+        return f"{self.headline} {self.details}"
 
 
 class Failed:
@@ -60,15 +73,21 @@ class Failed:
     def why(self) -> str:
         raise TypeError(f"{type(self).__name__} does not say why")
 
+    @property
+    def headline(self) -> str:
+        return "The evidence must not be used: the Laplace approximation has failed."
+
     def unranked(self) -> str:
         """What a comparison says beside such a model."""
-        return f"its evidence must not be used, so it is not ranked: {self.why}"
+        return f"its evidence must not be used, so it is not ranked: {self.why}. Fit it again with {_slower(self.lr)}"
+
+    @property
+    def details(self) -> str:
+        doubt = "Do not rely on shares, precisions or predictive(); accuracy is not affected."
+        return f"{self.why[0].upper()}{self.why[1:]}. {doubt} Try {_slower(self.lr)}."
 
     def __str__(self) -> str:
-        return (
-            f"The evidence must not be used: {self.why}. The Laplace approximation has failed here, and shares, precisions and "
-            f"predictive() say nothing. The network's own outputs and its accuracy are not affected. Try {_slower(self.lr)}."
-        )
+        return f"{self.headline} {self.details}"
 
 
 @dataclass(frozen=True)
@@ -83,10 +102,7 @@ class Impossible(Failed):
     def why(self) -> str:
         if math.isnan(self.log_evidence):
             return "the log evidence is not a number"
-        reason = "the prior does not know which class is which" if self.most else "it is the logarithm of a probability"
-        return (
-            f"a log evidence of {self.log_evidence:.3g} cannot be, as for these labels it is at most {self.most:.3g} ({reason})"
-        )
+        return f"the log evidence, {nats(self.log_evidence)}, is above {nats(self.most)}, the most that these labels allow"
 
 
 @dataclass(frozen=True)
@@ -99,10 +115,8 @@ class Saturated(Failed):
 
     @property
     def why(self) -> str:
-        return (
-            f"{self.effective_parameters:.2g} effective parameters are too few for labels that are explained to {self.explained:.0%}; "
-            "at a mode of the posterior there are more (the softmax is saturated)"
-        )
+        few = f"{self.effective_parameters:.2g} effective parameters cannot explain {self.explained:.0%} of the labels"
+        return f"the softmax is saturated ({few})"
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,9 @@ class Unused:
 
     def __str__(self) -> str:
         have = "has" if len(self.layers) == 1 else "have"
-        return f"{_by_name(self.layers)} {have} less than one effective parameter, too little to judge by."
+        return (
+            f"{_by_name(self.layers)} {have} less than one effective parameter, too little to judge by. Use more data to judge."
+        )
 
 
 @dataclass(frozen=True)
@@ -124,9 +140,8 @@ class Little:
 
     def __str__(self) -> str:
         return (
-            f"The evidence is {self.part:.0%} better than guessing, which is little: a model that does not try to tell some "
-            "classes apart may then have more evidence than one that does. Train longer, or on more data, before you rely on a "
-            "symmetry."
+            f"The evidence is only {self.part:.0%} better than guessing. A model that ignores some classes may then win. "
+            "Train longer, or on more data, before you rely on a symmetry."
         )
 
 
@@ -135,7 +150,7 @@ class OneStep:
     """Precisions were learned once."""
 
     def __str__(self) -> str:
-        return "Precisions were learned in one step only: train longer before you rely on the shares."
+        return "Precisions were learned in one step only. Train longer before you rely on the shares."
 
 
 @dataclass(frozen=True)
@@ -145,10 +160,7 @@ class Rising:
     nats: float
 
     def __str__(self) -> str:
-        return (
-            f"The evidence was still rising when precisions were learned for the last time, by {self.nats:.3g} nats over the "
-            "last steps: train longer before you rely on the shares."
-        )
+        return f"The evidence was still rising, by {self.nats:.3g} nats over the last steps. Train longer before you rely on the shares."
 
 
 @dataclass(frozen=True)
@@ -158,8 +170,10 @@ class Moving:
     ranges: tuple[tuple[str, float, float], ...]
 
     def __str__(self) -> str:
-        moved = ", ".join(f"{name} went from {before:.3g} to {last:.3g}" for name, before, last in self.ranges)
-        return f"Over the last quarter of the steps {moved}: train longer, or take more or longer steps (every=1, hyper_lr)."
+        moved = ", ".join(f"{name} from {before:.3g} to {last:.3g}" for name, before, last in self.ranges)
+        return (
+            f"Ranges still moved in the last quarter of the steps: {moved}. Train longer, or use every=1 and a larger hyper_lr."
+        )
 
 
 Caution = OneClass | Dead | Guessing | Failed | Unused | Little | OneStep | Rising | Moving

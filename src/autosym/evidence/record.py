@@ -1,9 +1,24 @@
-"""What every estimator returns."""
+"""What every estimator returns, and how a log evidence is written: the same digits in every table, file and page."""
 
 import math
 from dataclasses import dataclass
 
 from torch import Tensor
+
+
+def nats(value: float, error: float = 0.0) -> str:
+    """A log evidence over all samples: one decimal, three if it is below 1, none if its standard ``error`` is above 1."""
+    return f"{value:.{0 if error > 1 else 1 if abs(value) >= 1 else 3}f}"
+
+
+def per_sample(value: float) -> str:
+    """A log evidence for each sample: four decimals."""
+    return f"{value:.4f}"
+
+
+def in_words(value: float, samples: int) -> str:
+    """A log evidence in one line: in nats over all samples, and for each."""
+    return f"log evidence {nats(value)} nats over {samples} samples ({per_sample(value / samples)} per sample)"
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Evidence:
 
     def __str__(self) -> str:
         value, fit, occam = (float(t.detach()) for t in (self.log_evidence, self.log_likelihood, self.occam))
-        doubt = "" if self.possible else f"; it cannot be more than {self.most:.3f}, so the approximation has failed"
+        doubt = "" if self.possible else f"; it cannot be more than {nats(self.most)}, so the approximation has failed"
         error = f" +- {self.standard_error:.2g}" if self.standard_error else ""
-        parts = f"log likelihood {fit:.3f} + Occam factor {occam:.3f}"
-        return f"log evidence {value:.3f}{error} nats over {self.samples} samples = {parts}{doubt}"
+        parts = f"log likelihood {nats(fit)} + Occam factor {nats(occam)}"
+        return f"log evidence {nats(value)}{error} nats over {self.samples} samples = {parts}{doubt}"

@@ -8,7 +8,7 @@ parameters.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from autosym.bayes.priors import Prior
 from autosym.curvature.owners import is_under
 from autosym.evidence.cautions import Caution
 from autosym.evidence.possible import Estimate
+from autosym.evidence.record import Evidence, in_words
 from autosym.linear.path import NOTHING, Kept
 from autosym.linear.sparse import Sparse
 from autosym.nn import symmetrised
@@ -58,6 +59,7 @@ class Symmetry:
     simplified: bool = False  # whether ``simplify`` dropped the paths that the data do not support
     relaxed: bool = False  # whether the model is one that ``relax`` returned
     nothing_gained: bool = False  # whether ``fit`` returned the model as it was given
+    evidence: Evidence | None = field(default=None, repr=False)  # of the fit
 
     def __iter__(self) -> Iterator[PathShare]:
         return iter(self.paths)
@@ -131,6 +133,8 @@ class Symmetry:
         said = [f"averaged over {'; '.join(map(str, self.ranges))}"] if self.ranges else []
         if self.paths or not said:
             said.append(self._table())
+        if self.evidence:
+            said.append(in_words(float(self.evidence.log_evidence), self.evidence.samples))
         if self.nothing_gained:
             said.append(
                 "Nothing was gained: training found no more evidence than the given model has, which is returned as it was."

@@ -86,14 +86,14 @@ def nats(margin: Mapping[str, Any]) -> str:
 
 def figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The numbers at the top: name, key, value."""
-    best = max(contents["candidates"], key=lambda c: c["log_evidence"])
-    found = [
-        ("training samples", "samples", contents["samples"]),
-        ("networks tried", "networks", len(contents["candidates"])),
-        ("fits", "runs", sum(c["runs"] for c in contents["candidates"])),
-        ("log evidence per sample of the best", "evidence", best["log_evidence"] / contents["samples"]),
+    best = next(c for c in contents["candidates"] if c["network"] == contents["best"])
+    found: list[tuple[str, str, Any, str]] = [
+        ("training samples", "samples", contents["samples"], ""),
+        ("networks tried", "networks", len(contents["candidates"]), ""),
+        ("fits", "runs", sum(c["runs"] for c in contents["candidates"]), ""),
+        ("log evidence of the best", "evidence", best["log_evidence"], "nats"),
     ]
-    return [dict(zip(("name", "key", "value"), one, strict=True)) for one in found]
+    return [dict(zip(("name", "key", "value", "unit"), one, strict=True), error=best["error"]) for one in found]
 
 
 def _length(value: float, low: float, high: float) -> float:

@@ -62,16 +62,17 @@ def cautions(contents: Mapping[str, Any]):
     """What a reader should know before believing the headline."""
     gain = contents["log_evidence"] - contents["log_evidence_without"]
     if gain <= 0:
-        yield "The model with symmetries has no more evidence than the model without any: its generators tell nothing."
+        yield "The model has no more evidence with symmetries than without: add states, or try more starts."
     if contents["drifting"]:
         yield (
             f"{len(contents['drifting'])} not counted: directions that stand out but {words.APPROXIMATE}. "
-            "They are approximate symmetries at best."
+            "They are approximate symmetries at best: add trajectories to decide."
         )
     idle = [q["name"] or q["text"] for q in contents["quantities"] if q["nats"] < 1]
     if idle:
         yield (
-            f"The evidence loses less than 1 nat without {'; '.join(idle)}: implied by the others, or hardly supported by the data."
+            f"The evidence loses less than 1 nat without {'; '.join(idle)}: implied by the others, or hardly supported. "
+            "Add states to decide."
         )
     starts = contents["starts"]
     if len(starts) > 1 and sorted(starts)[-1] - sorted(starts)[-2] > 5:

@@ -6,6 +6,7 @@ Reports are pages of SVG (``charts``), which need no matplotlib.
 import io
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,21 @@ def open_frame(axes: Any) -> None:
 def colour_of(path: Mapping[str, Any]) -> str:
     """One colour for each path of a layer, in every picture."""
     return COLOURS.get(path["path"], OTHER_SYMMETRIC if path["symmetric"] else OTHER_FREE)
+
+
+def css_class(path: Mapping[str, Any]) -> str:
+    """The colour of a path in report.css: the same as ``colour_of``."""
+    return path["path"] if path["path"] in COLOURS else "symmetric" if path["symmetric"] else "free"
+
+
+def by_layer(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The paths of every layer, in order."""
+    return {layer: list(paths) for layer, paths in groupby(symmetry, key=lambda path: path["layer"])}
+
+
+def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One path of each kind."""
+    return list({path["path"]: path for path in symmetry}.values())
 
 
 def draw_precisions(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) -> None:

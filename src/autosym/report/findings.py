@@ -14,32 +14,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autosym.answer.comparison import Comparison, judged
-from autosym.answer.equivariance import equivariance_error
 from autosym.answer.margins import chances
 from autosym.bayes import likelihoods
-from autosym.bayes.likelihoods import Likelihood
-from autosym.curvature.passes import Pass, alike
 from autosym.evidence import verdicts
 from autosym.evidence.cautions import Impossible
-from autosym.evidence.predictive import reliability, scores
 from autosym.evidence.record import Evidence
 from autosym.evidence.shares import from_dicts
 from autosym.linear.dense import Dense
-from autosym.linear.groups import GROUPS, Group
+from autosym.linear.groups import Group
 from autosym.linear.path import Path
 from autosym.nn.layers import Relaxed
 from autosym.nn.symmetrised import Symmetrised, described
-from autosym.runtime.batching import Data, batches, check_repeatable, to_model
+from autosym.report.measured import GROUPS_SHOWN, kind, measured
+from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.provenance import provenance
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
 
-GROUPS_SHOWN = ("translations", "c4", "flip-horizontal")
 PICTURES, SIDE = 8, 16  # pictures of a path at most, pixels a side at most
 LINES = 120  # of a history at most
 EVIDENCE = ("log_evidence", "log_likelihood", "log_prior", "complexity", "occam", "most")
 Alternatives = Comparison | Mapping[str, Fit | Evidence | float]
-UNCHECKED = "it was given as a number, so nobody checked that it is from the same data"
+UNCHECKED = "it was given as a number, so nobody checked that it is from the same data: pass its fit to have that checked"
 BANK = 7  # a filter is shown at so many points of the range of a transformation
 
 
@@ -91,20 +87,12 @@ def contents(
     }
     found |= {key: value for key, value in fit.likelihood.figures().items() if key not in found}
     if data is not None:
-        found |= {**measured(fit, data, groups), "measured_on": measured_on or _kind(fit, data)}
+        found |= {**measured(fit, data, groups), "measured_on": measured_on or kind(fit, data)}
     return finite(found)
 
 
 def _as_list(fingerprint: Tensor | None) -> list[float] | None:
     return None if fingerprint is None else fingerprint.tolist()
-
-
-def _kind(fit: Fit, data: Data) -> str:
-    """Whether these are the training data."""
-    own, shown = fit.estimate.fingerprint, Pass(fit.model, data, fit.likelihood, 1000, alone=True, allow_partial=True)
-    for _ in shown:
-        pass
-    return "training" if own is not None and alike(shown.fingerprint.cpu(), own) else "given"
 
 
 def settings(schedule: Schedule) -> dict[str, Any]:
@@ -137,50 +125,6 @@ def _call(fit: Fit) -> str:
 
 def _device(model: nn.Module) -> str:
     return str(next((p.device for p in model.parameters()), "cpu"))
-
-
-# ---- what was measured on data
-
-
-def measured(fit: Fit, data: Data, groups: Sequence[str | Group]) -> dict[str, Any]:
-    """Equivariance errors if the inputs are images, and calibration if the targets are classes."""
-    x = next(batches(data, 1), (torch.empty(0),))[0]
-    fitting = [group for group in groups if _acts_on(group, x)]
-    errors = [asdict(row) for row in equivariance_error(fit.model, fitting, data)] if fitting else None
-    classes = likelihoods.classes(fit.likelihood, fit.estimate.outputs)
-    return {"equivariance": errors, "calibration": calibration(fit.model, data, fit.likelihood) if classes else None}
-
-
-def _acts_on(group: str | Group, x: Tensor) -> bool:
-    """Whether a group acts on such inputs: quarter turns need a square. ``equivariance_error`` refuses unknown names."""
-    if x.dim() != 4:
-        return False
-    found = GROUPS.get(group) if isinstance(group, str) else group
-    try:
-        if found is not None:
-            found.check_size(x.shape[-2:])
-    except ValueError:
-        return False
-    return True
-
-
-@torch.no_grad()
-def calibration(model: nn.Module, data: Data, likelihood: Likelihood) -> dict[str, Any]:
-    """Confidence and accuracy of the network's class probabilities, in bins; overall accuracy; mean negative log-likelihood."""
-    outputs, labels = [], []
-    for x, y in batches(data, 1000):
-        x, y = to_model(x, y, model, "the report's data")
-        outputs.append(model(x).cpu())
-        labels.append(y.cpu())
-    if not outputs:
-        raise ValueError("the report's data hold no samples: pass labelled samples, or data=None")
-    f, y = torch.cat(outputs), torch.cat(labels)
-    likelihood.check(f.shape[1], y)
-    logits, y = likelihood.logits(f), y.long().flatten()
-    assert logits is not None
-    found = scores(logits, y)
-    known = {"accuracy": found.accuracy, "nll": found.nll, "error": found.calibration_error}
-    return {"samples": len(y), **known, "bins": reliability(logits.softmax(1), y)}
 
 
 # ---- filters

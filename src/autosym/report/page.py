@@ -5,18 +5,17 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
-from autosym.curvature.owners import is_under
+from autosym.evidence.record import nats, per_sample
 from autosym.evidence.verdicts import STRICT
 from autosym.report import charts, words
-from autosym.report.findings import LINES, PICTURES, decided, finite, thinned
+from autosym.report.curves import bounded, curves, precisions, range_charts
+from autosym.report.drawing import by_layer, css_class, legend
+from autosym.report.findings import PICTURES, decided, finite
 
-COLOURED = ("conv", "fc", "f-fc")  # paths with a colour of their own in report.css, the same as in ``report.COLOURS``
-DASHES = {"theta_1": "7 3", "u_1": "7 3", "bias": "1.5 3", "b_1": "1.5 3", "b_2": "4 3", "omega": "9 2 2 2"}
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # weights of filters; visible on light and on dark
-NUMBERS, LAYERS = 12000, 16  # precisions on a page at most; with more layers than this, each shows fewer pictures
+LAYERS = 16  # with more layers than this, each shows fewer pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; other data have no name
 HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # others keep their own names
 COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
@@ -36,7 +35,8 @@ def rendered(template: str, shown: Mapping[str, Any]) -> str:
     environment = Environment(
         loader=PackageLoader("autosym.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "percent": percent, "css": css_class}
+    shown_as = {"number": number, "percent": percent, "nats": in_nats, "figure": figure, "css": css_class}
+    environment.filters |= shown_as
     return environment.get_template(template).render(shown)
 
 
@@ -53,7 +53,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
             {"number": layer.number, "name": layer.name, "paths": rows, "words": words.predicate([layer])}
             for layer, rows in zip(found.layers, by_layer(symmetry).values(), strict=True)
         ],
-        "cautions": list(map(str, found.beside_headline())),
+        "cautions": words.cautions(found),
         "title": contents.get("title") or "A fit by autosym",
         "invariance": words.invariance(ranges),
         "ranges": range_charts(history, schedule),
@@ -99,6 +99,21 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}".replace(",", "\u202f").replace("-", "−")
 
 
+def in_nats(value: float | None, error: float = 0.0) -> str:
+    """A log evidence, in the digits of the command line."""
+    return "–" if value is None else nats(value, error).replace("-", "−")
+
+
+def figure(found: Mapping[str, Any]) -> str:
+    """A number of the top, by its unit."""
+    value, unit = found["value"], found["unit"]
+    if unit == "share":
+        return percent(value)
+    if unit == "nats per sample":
+        return per_sample(value).replace("-", "−")
+    return in_nats(value, found.get("error", 0.0)) if unit == "nats" else number(value, 2 if unit == "error" else 4)
+
+
 def percent(value: float | None) -> str:
     """A share as per cent, to one decimal; "< 0.1 %" if it would round to 0; None is a dash."""
     if value is None:
@@ -111,9 +126,8 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     row, evidence = contents.get("row") or {}, contents.get("evidence") or {}
     calibration = contents.get("calibration") or {}
     samples = contents.get("samples")
-    per_sample = (
-        evidence["log_evidence"] / samples if evidence.get("log_evidence") is not None and samples else row.get("evidence")
-    )
+    total = evidence.get("log_evidence")
+    each = total / samples if total is not None and samples else row.get("evidence")
     tested = row.get("accuracy") is not None  # a row of results is about held-out samples
     accuracy, error = (
         (row["accuracy"] / 100, row.get("calibration_error")) if tested else map(calibration.get, ("accuracy", "error"))
@@ -122,7 +136,8 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
     of = "" if kind else " on the data given"
     learned = contents.get("hyperparameters") or {"sigma_noise": contents.get("sigma_noise")}  # as earlier files have it
     found = [
-        ("log evidence per sample", "evidence", per_sample, "nats"),
+        ("log evidence", "evidence", total, "nats"),
+        ("log evidence per sample", "evidence_per_sample", each, "nats per sample"),
         (f"{kind}accuracy{of}", "accuracy", accuracy, "share"),
         (f"{kind}calibration error{of}", "calibration_error", error, "share"),
         ("effective parameters", "effective_parameters", contents.get("effective_parameters"), ""),
@@ -131,146 +146,6 @@ def key_figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
         *((HYPERPARAMETERS.get(name, name), name, value, "") for name, value in learned.items()),
     ]
     return [dict(zip(("name", "key", "value", "unit"), one, strict=True)) for one in found if one[2] is not None]
-
-
-# ---- paths and their colours
-
-
-def css_class(path: Mapping[str, Any]) -> str:
-    """One colour for each path in every picture, as in ``report.colour_of``."""
-    return path["path"] if path["path"] in COLOURED else "symmetric" if path["symmetric"] else "free"
-
-
-def by_layer(symmetry: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The paths of every layer, in order."""
-    return {layer: list(paths) for layer, paths in groupby(symmetry, key=lambda path: path["layer"])}
-
-
-def legend(symmetry: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return list({path["path"]: path for path in symmetry}.values())
-
-
-# ---- curves
-
-
-def bounded(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A history with fewer lines if its lines hold many numbers: the page of any network stays below 2 MB."""
-    widest = max((len(line.get("precision") or {}) for line in history), default=0)
-    return thinned(history, max(2, min(LINES, NUMBERS // max(widest, 1))))
-
-
-def curves(
-    history: Sequence[Mapping[str, Any]],
-    symmetry: Sequence[Mapping[str, Any]],
-    samples: int | None,
-    schedule: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    """Charts over epochs: evidence, its two parts, the loss, free shares by layer, effective parameters by path."""
-    steps = [line for line in history if "log_evidence" in line]
-    frame = _frame(history, steps, schedule)
-    per, unit = (samples, "nats per sample") if samples else (1, "nats")
-
-    def one(title: str, key: str, sign: int = 1) -> dict[str, Any] | None:
-        values = [None if line.get(key) is None else sign * line[key] / per for line in steps]
-        return charts.lines(title, _over(steps), [_series(title, values)], unit, **frame) if steps else None
-
-    found = [one("Evidence", "log_evidence"), one("Fit", "log_likelihood"), one("Complexity", "occam", -1)]
-    if history:
-        loss = [line.get("loss") for line in history]
-        found.append(charts.lines("Training loss", _over(history), [_series("Training loss", loss)], "per sample", **frame))
-    if steps:
-        found += [_free_shares(steps, frame), _effective(steps, symmetry, frame)]
-    return [chart for chart in found if chart is not None]
-
-
-def _frame(
-    history: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The axis that all charts over epochs share."""
-    if not history:
-        return {}
-    last = max(history[-1]["epoch"], schedule.get("epochs") or 1)
-    return {"span": (1, max(last, 2)), "learning": (steps[0]["epoch"], steps[-1]["epoch"]) if steps else None}
-
-
-def _over(lines: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [line["epoch"] for line in lines]
-
-
-def _series(name: str, values: Sequence[float | None], colour: str = "ink", **more: Any) -> dict[str, Any]:
-    return {"name": name, "values": list(values), "colour": colour, "dash": "", "place": 0.0, **more}
-
-
-def _free_shares(steps: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]) -> dict[str, Any] | None:
-    names = list(steps[-1].get("free_share") or {})
-    series = []
-    for index, name in enumerate(names):
-        shares = [(line.get("free_share") or {}).get(name) for line in steps]
-        values = [None if share is None else 100 * share for share in shares]
-        series.append(_series(f"{index + 1}", values, "ramp", place=round(index / max(len(names) - 1, 1), 3)))
-    return charts.lines("Free share by layer", _over(steps), series, "%", bounds=(0, 100), **frame) if series else None
-
-
-def _effective(
-    steps: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The effective parameters of each kind of path, summed over layers."""
-    series = []
-    for kind in legend(symmetry):
-        stems = [f"{path['layer']}.{path['path']}".lstrip(".") for path in symmetry if path["path"] == kind["path"]]
-        values = [
-            sum(
-                gamma or 0.0
-                for name, gamma in line["effective_parameters"].items()
-                if any(is_under(name, stem) for stem in stems)
-            )
-            if line.get("effective_parameters")
-            else None
-            for line in steps
-        ]
-        series.append(_series(kind["path"], values, css_class(kind)))
-    return charts.lines("Effective parameters by path", _over(steps), series, **frame) if series else None
-
-
-def range_charts(history: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The range of every transformation over epochs, in its unit."""
-    steps = [line for line in history if line.get("ranges")]
-    found = []
-    for key in steps[-1]["ranges"] if steps else ():
-        name, _, unit = key.removesuffix(")").rpartition(" (")
-        values = [line["ranges"].get(key) for line in steps]
-        found.append(charts.lines(name, _over(steps), [_series(name, values)], unit, **_frame(history, steps, schedule)))
-    return [chart for chart in found if chart is not None]
-
-
-def _owner(name: str, symmetry: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The path of a relaxed layer that owns a precision, if any."""
-    return next((p for p in symmetry if is_under(name, f"{p['layer']}.{p['path']}".lstrip("."))), None)
-
-
-def precisions(
-    history: Sequence[Mapping[str, Any]], symmetry: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """A chart of prior precisions for each relaxed layer, and one for all other parameters, on the same axes."""
-    steps = [line for line in history if line.get("precision")]
-    every = [value for line in steps for value in line["precision"].values() if value]
-    if not every:
-        return []
-    frame = _frame(history, steps, schedule) | {"bounds": (min(every), max(every)), "log": True}
-    titled = {layer: f"{number} · {layer}" for number, layer in enumerate(by_layer(symmetry), 1)}
-    outside = sorted({name.rpartition(".")[0] for name in steps[-1]["precision"] if _owner(name, symmetry) is None})
-    by_chart: dict[str, list[dict[str, Any]]] = {title: [] for title in titled.values()}
-    for name in steps[-1]["precision"]:
-        owner = _owner(name, symmetry)
-        module, _, part = name.rpartition(".")
-        label = name if owner is None else name[len(owner["layer"]) :].lstrip(".").replace(".basis", "")
-        colour = "ramp" if owner is None else css_class(owner)
-        place = outside.index(module) / max(len(outside) - 1, 1) if owner is None else 0.0
-        values = [line["precision"].get(name) for line in steps]
-        chart = "Other parameters" if owner is None else titled[owner["layer"]]
-        by_chart.setdefault(chart, []).append(_series(label, values, colour, dash=DASHES.get(part, ""), place=round(place, 3)))
-    drawn = [charts.lines(title, _over(steps), series, **frame) for title, series in by_chart.items() if series]
-    return [chart for chart in drawn if chart is not None]
 
 
 # ---- filters
@@ -328,13 +203,14 @@ def equivariance(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     for layer, kind in sorted(named, key=lambda one: one[0] != ""):
         row = [cells.get((layer, group), {"error": None, "compared": None}) for group in groups]
         rows.append({"layer": layer, "kind": kind, "cells": [_cell(cell) for cell in row]})
-    return {"groups": groups, "rows": rows}
+    given = any(cell["given"] is not None for row in rows for cell in row["cells"])
+    return {"groups": groups, "rows": rows, "given": given}
 
 
 def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    error = cell["error"]
+    error, compared = cell["error"], COMPARED.get(cell["compared"], cell["compared"])
     length = 0.0 if not error else max(0.0, min(1.0, 1 + math.log10(error) / 7))
-    return {"error": error, "length": round(100 * length, 1), "compared": COMPARED.get(cell["compared"], cell["compared"])}
+    return {"error": error, "given": cell.get("given"), "length": round(100 * length, 1), "compared": compared}
 
 
 def _lead(best: float | None, own: float | None, behind: float) -> float:

@@ -100,9 +100,9 @@ def _unlike(own: tuple[Any, Any], kinds: Iterable[tuple[Any, Any]]) -> Iterator[
     """How the evidence of a run differs from other runs: precisions not learned, or a bound."""
     steps, bounds = (set(values) for values in zip(*kinds, strict=True))
     if own[0] == "none" and len(steps) > 1:
-        yield "its precisions were not learned, but other models learned theirs: its prior may decide the comparison"
+        yield "its precisions were not learned, but other models learned theirs: learn them too, or its prior may decide"
     if own[1] and len(bounds) > 1:
-        yield f"its value is a lower bound of {own[1]}; other models have an estimate"
+        yield f"its value is a lower bound of {own[1]}; other models have an estimate: fit all with the same nu"
 
 
 def _key(value: Any, key: str) -> bool:

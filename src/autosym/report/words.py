@@ -1,6 +1,7 @@
 """Verdicts in words: one sentence for the network, a predicate for each layer, and the strength of a difference in evidence."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,15 +11,16 @@ from autosym.linear.path import Kept
 
 APPROXIMATE = "change along held-out trajectories, or have no evidence without others that do"  # about conserved quantities
 RULE = (
-    "A layer counts as symmetric when its free paths (for a group: all paths that break the group) hold less than "
-    f"{100 * STRICT:g}\u202f% of its effective parameters, and as nearly so below {100 * NEARLY:g}\u202f%."
+    f"A layer counts as symmetric if the paths that break the symmetry hold less than {100 * STRICT:g}\u202f% of its effective "
+    f"parameters, and as nearly symmetric below {100 * NEARLY:g}\u202f%."
 )
+CLAUSES = 3  # a headline names at most so many kinds of layers
 
 
 def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
-    """One sentence for the network, which averages over ``ranges``."""
+    """One plain sentence for the network, which averages over ``ranges``. Numbers stand beside each layer."""
     if found.nothing:
-        return str(found.nothing)
+        return found.nothing.headline
     if not found.layers:
         return invariance(ranges) or "No layer had a choice: the model has no relaxed layer."
     if all(layer.verdict == "fixed" for layer in found.layers):
@@ -27,49 +29,67 @@ def headline(found: Verdict, ranges: Sequence[Mapping[str, Any]] = ()) -> str:
     if all(layer.verdict == "free" for layer in found.layers):
         return "No layer had a choice: none of them has a symmetric path."
     if not found.learned:
-        return "Symmetry was not learned: prior precisions were held fixed, so shares say little about what the data want."
-    clauses: dict[tuple[str, ...], list[LayerVerdict]] = {}
+        return "Symmetry was not learned: prior precisions were held fixed."
+    clauses: dict[str, list[LayerVerdict]] = {}
     for layer in found.layers:
-        nested = (_nested(layer), *layer.breaks) if layer.breaks else ()
-        alike = _symmetry(layer) if layer.verdict != "mixed" else "" if nested else _used(layer)
-        steps = [f"{step.verdict} {step.group}" for step in _beyond(layer)]
-        clauses.setdefault((layer.verdict, alike, *nested, *steps), []).append(layer)
-    words = "; ".join(f"{named([layer.number for layer in some])} {predicate(some)}" for some in clauses.values())
-    return f"{words[0].upper()}{words[1:]}."
+        clauses.setdefault(predicate([layer], brief=True), []).append(layer)
+    if len(clauses) > CLAUSES:
+        return _counted(found.layers)
+    if len(clauses) == 1 and len(found.layers) > 1:
+        count = len(found.layers)
+        return f"{'Both' if count == 2 else f'All {count}'} layers {predicate(found.layers, brief=True)}."
+    said = "; ".join(f"{named([layer.number for layer in some])} {predicate(some, brief=True)}" for some in clauses.values())
+    return f"{said[0].upper()}{said[1:]}."
 
 
-def predicate(some: Sequence[LayerVerdict]) -> str:
-    """The verdict on layers that share verdict and symmetry, to be read after their numbers."""
+def cautions(found: Verdict) -> list[str]:
+    """What belongs beside the headline, each with what to do."""
+    return [*([found.nothing.details] if found.nothing else []), *map(str, found.beside_headline())]
+
+
+def _counted(layers: Sequence[LayerVerdict]) -> str:
+    """One sentence for layers of which there are too many kinds to name."""
+    kinds = {"strict": 0, "constant": 0, "fixed": 0, "nearly": 1, "mixed": 2, "free": 2}
+    counts = Counter(kinds.get(layer.verdict, 3) for layer in layers)
+    one = ("keeps its symmetry", "nearly does", "breaks it", "cannot be judged")
+    many = ("keep their symmetry", "nearly do", "break it", "cannot be judged")
+    said = [f"{counts[kind]} {one[kind] if counts[kind] == 1 else many[kind]}" for kind in range(4) if counts[kind]]
+    return f"Of {len(layers)} layers, {', '.join(said)}."
+
+
+def predicate(some: Sequence[LayerVerdict], brief: bool = False) -> str:
+    """The verdict on layers that share it, to be read after their numbers; if it is not ``brief``, with the shares of the first."""
     first, many = some[0], len(some) > 1
-    symmetry = _symmetry(first)
+    symmetry = _kept(first.keeps) if brief else _symmetry(first)
     are, have, its = ("are", "have", "their") if many else ("is", "has", "its")
     broken = first.keeps.group or " and ".join(first.breaks)
-    where = f"break {broken}" if first.breaks else "free"
-    others = ", ", "" if first.keeps.groups else "equivariant "
+    share = _percent(first.share or 0.0)
+    free = "" if brief else f" ({share} {f'break {broken}' if first.breaks else 'free'})"
+    others = ", ", brief, "" if first.keeps.groups else "equivariant "
     match first.verdict:
         case "strict":
-            return f"became {symmetry}{_groups(some, *others)}"
+            return f"became {symmetry}{_groups(first, *others)}"
         case "nearly":
-            return f"{are} nearly {symmetry} ({_shares(some)} {where}){_groups(some, *others)}"
+            return f"{are} nearly {symmetry}{free}{_groups(first, *others)}"
         case "mixed" if first.breaks:
-            return f"{are} {_nested(first)}{_groups(some, ', ')}"
+            left = "equivariant" if first.keeps.equivariant else "invariant"
+            return f"{are} {left} to translations{'' if brief else _up_to(first.shifts_up_to)}{_groups(first, ', ', brief)}"
         case "mixed":
-            return (
-                f"use{'' if many else 's'} {_used(first)} ({_shares(some)} free){_groups(some, f' and {are} ', 'equivariant ')}"
-            )
+            of_shifts = (first.keeps.equivariant or first.keeps.invariant) and not first.keeps.groups
+            used = "position" if of_shifts else "what breaks the symmetry"
+            return f"use{'' if many else 's'} {used}{free}{_groups(first, f' and {are} ', brief, 'equivariant ')}"
         case "held":
-            held = f"in paths that break {broken}" if first.breaks else "free"
-            return f"{have} {_shares(some)} of {its} effective parameters {held}, at fixed precisions"
+            return f"{have} {share} of {its} effective parameters {f'in paths that break {broken}' if first.breaks else 'free'}, held fixed"
         case "constant" if any(path.symmetric for path in first.paths):
             return f"became {symmetry}: {its} free paths are constant in space, by their lengthscales"
         case "constant":
             return f"became constant in space, by {its} lengthscales"
         case "guess":
-            return f"{are} part of a network whose evidence is not above that of guessing"
+            return "is not judged: the evidence is not better than guessing"
         case "failed":
-            return f"{are} part of a network whose evidence must not be used"
+            return "is not judged: the evidence must not be used"
         case "unused":
-            return f"{have} less than one effective parameter, too little to judge by"
+            return f"{have} too few effective parameters to judge (less than one)"
         case "unknown":
             return f"{have} a frozen or unused path: the evidence says nothing about it"
         case "fixed":
@@ -89,16 +109,6 @@ def _kept(kept: Kept) -> str:
     return "translation-equivariant" if kept.equivariant else "translation-invariant" if kept.invariant else "symmetric"
 
 
-def _used(layer: LayerVerdict) -> str:
-    """What the free paths of a layer use."""
-    of_shifts = (layer.keeps.equivariant or layer.keeps.invariant) and not layer.keeps.groups
-    return "position" if of_shifts else "what breaks the symmetry"
-
-
-def _nested(layer: LayerVerdict) -> str:
-    return f"{'equivariant' if layer.keeps.equivariant else 'invariant'} to translations{_up_to(layer.shifts_up_to)}"
-
-
 def _beyond(layer: LayerVerdict) -> list[Step]:
     """The groups that the layer, as its verdict says, does not keep. Elsewhere the verdict itself is about all of its groups."""
     judged = layer.verdict in ("strict", "nearly", "mixed")
@@ -106,14 +116,13 @@ def _beyond(layer: LayerVerdict) -> list[Step]:
     return [step for step in layer.steps if judged and step.verdict != "strict" and step.group not in left]
 
 
-def _groups(some: Sequence[LayerVerdict], lead: str, equivariant: str = "") -> str:
-    """How far layers with the same verdicts are from each group that they do not keep, e.g. ", not to d4 (30 % break d4)"."""
+def _groups(layer: LayerVerdict, lead: str, brief: bool, equivariant: str = "") -> str:
+    """How far a layer is from each group that it does not keep, e.g. ", not to d4 (30 % break d4)"."""
     said = ""
     for verdict, word in (("nearly", "nearly"), ("mixed", "not")):
-        names = [step.group for step in _beyond(some[0]) if step.verdict == verdict]
-        shares = {name: [step.share for layer in some for step in layer.steps if step.group == name] for name in names}
-        listed = ", ".join(f"{_range(found)} break {name}" for name, found in shares.items())
-        said += f"{lead}{word} {equivariant}to {' or '.join(names)} ({listed})" if names else ""
+        steps = [step for step in _beyond(layer) if step.verdict == verdict]
+        listed = "" if brief else f" ({', '.join(f'{_percent(step.share)} break {step.group}' for step in steps)})"
+        said += f"{lead}{word} {equivariant}to {' or '.join(step.group for step in steps)}{listed}" if steps else ""
     return said
 
 
@@ -121,13 +130,9 @@ def _up_to(limits: Sequence[str]) -> str:
     return f" up to {' and '.join(limits)}" if limits else ""
 
 
-def _shares(some: Sequence[LayerVerdict]) -> str:
-    return _range([layer.share or 0.0 for layer in some])
-
-
-def _range(shares: Sequence[float]) -> str:
-    low, high = (f"{100 * pick(shares):.3g}" for pick in (min, max))
-    return f"{high} %" if low == high else f"{low} to {high} %"
+def _percent(share: float) -> str:
+    """To one decimal, as on the rest of the page."""
+    return "less than 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
 def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
@@ -137,11 +142,11 @@ def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
 
 def whole(broken: Mapping[str, float]) -> str:
     """The share of all relaxed layers that is free, and the shares that break each group."""
-    said = [f"{100 * share:.3g} % {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
+    said = [f"{_percent(share)} {'are free' if name == 'free' else f'break {name}'}" for name, share in broken.items()]
     if not said:
         return ""
-    rule = f"on data with a planted symmetry, networks of nets.build usually have less than {100 * WHOLE:.0f} %"
-    return f"Of all effective parameters {', '.join(said)}; {rule}."
+    usual = f"If the data have the symmetry, it is usually less than {_percent(WHOLE)}."
+    return f"Of the effective parameters of all layers, {', '.join(said)}. {usual}"
 
 
 def named(numbers: Sequence[int]) -> str:

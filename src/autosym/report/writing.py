@@ -4,19 +4,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path as File
 from typing import Any
 
+from autosym.report import beside as side_by_side
 from autosym.report import findings, page, run_files
 from autosym.runtime import files, processes
 from autosym.runtime.batching import Data
 from autosym.training.fitted import Fit
 
 
-def write(fit: Fit, path: str | File, data: Data | None = None, **options: Any) -> File:
+def write(
+    fit: Fit, path: str | File, data: Data | None = None, *, beside: Fit | Mapping[str, Fit] | None = None, **options: Any
+) -> File:
     """Write what was learned as one HTML file that opens anywhere; needs the extra ``report`` (jinja2).
 
-    ``data`` are labelled samples, best held out: they serve to measure equivariance and calibration. ``options`` go to
-    ``findings.contents``: ``compare`` (the evidence of alternatives), ``groups``, ``title``.
+    ``data`` are labelled samples, best held out: they serve to measure equivariance and calibration. ``beside`` is another fit, or
+    ``{"its title": fit}``: the page then shows both side by side. ``options`` go to ``findings.contents``: ``compare`` (the evidence of
+    alternatives), ``groups``, ``title``.
     """
-    return write_page(findings.contents(fit, data, **options), File(path))
+    if beside is None:
+        return write_page(findings.contents(fit, data, **options), File(path))
+    ((title, other),) = beside.items() if isinstance(beside, Mapping) else [("the other fit", beside)]
+    options = {"title": "this fit", **options}
+    pair = (findings.contents(fit, data, **options), findings.contents(other, data, **(options | {"title": title})))
+    return write_text(side_by_side.html(*pair), File(path))
 
 
 def write_page(contents: Mapping[str, Any], path: File) -> File:
@@ -30,6 +39,15 @@ def write_text(text: str, path: File) -> File:
     if processes.first():
         files.write(path, text)
     return path
+
+
+def write_pair(run: File, other: File, path: File | None = None) -> File:
+    """Write the page of two runs side by side from their files, to ``path`` or as beside.html in the folder of the first."""
+    pair = [run_files.load(one) for one in (run, other)]
+    if pair[0]["title"] == pair[1]["title"]:
+        pair = [found | {"title": f"{found['title']} ({file})"} for found, file in zip(pair, (run, other), strict=True)]
+    with run_files.of_this_version(run), run_files.of_this_version(other):
+        return write_text(side_by_side.html(*pair), path or (run if run.is_dir() else run.parent) / "beside.html")
 
 
 def write_run(run: File, path: File | None = None, compare: Sequence[File] = ()) -> File:

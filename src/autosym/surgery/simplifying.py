@@ -24,6 +24,7 @@ from autosym.evidence import laplace
 from autosym.evidence.cautions import Caution
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE
+from autosym.evidence.record import nats
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
 from autosym.surgery.refitting import fitted_on
@@ -74,7 +75,9 @@ class Simplification:
         of = " of the whole network" if self.curvature == "whole" else ""
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
         changed = "nothing given up" if abs(self.given_up) < 0.05 else f"{changed} in all"
-        found = f"log evidence{of} {before:.1f} before, {after:.1f} after: {changed}; precisions were learned again for both"
+        found = (
+            f"log evidence{of} {nats(before)} before, {nats(after)} after: {changed}; precisions were learned again for both"
+        )
         how = (
             f"after {self.refit} more epochs without it"
             if self.refit

@@ -24,7 +24,7 @@ from autosym.evidence.laplace import Laplace
 from autosym.evidence.leave_one_out import Tuning
 from autosym.evidence.mode import Mode
 from autosym.evidence.predictive import Link, Predictive, predictive
-from autosym.evidence.record import Evidence
+from autosym.evidence.record import Evidence, nats
 from autosym.evidence.shares import Symmetry, symmetry
 from autosym.evidence.whole import PRODUCTS, How, Whole
 from autosym.runtime import processes
@@ -65,6 +65,9 @@ class Fit:
     epoch: int | None = None  # after which the weights were as they are now; 0 is the start
     chosen_by: str | None = None  # whose evidence chose that epoch: "kronecker", "whole" or "kernel"
     forecast: Forecast | None = None  # what the fit was expected to take; not saved
+    given: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # state of the model as it was given, if it was trained before; not saved
 
     # Pages are made from fits, so their room comes after this one: autosym/__init__.py gives the methods that write them.
     report: ClassVar[Callable[..., File]]
@@ -73,10 +76,9 @@ class Fit:
     """``fit.plot()``: shares, evidence and precisions as a figure of matplotlib (``report.drawing.plot``)."""
 
     def __repr__(self) -> str:
-        found = (
-            f"log evidence {float(self.evidence.log_evidence):.2f} of {self.evidence.samples} samples ({self.likelihood.name})"
-        )
-        cannot = "" if self.evidence.possible else f", which cannot be: at most {self.evidence.most:.2f}"
+        value, most = nats(float(self.evidence.log_evidence)), nats(self.evidence.most)
+        found = f"log evidence {value} nats over {self.evidence.samples} samples ({self.likelihood.name})"
+        cannot = "" if self.evidence.possible else f", which cannot be: at most {most}"
         gained = ", nothing was gained" if self.nothing_gained else ""
         again = f", {self.recoveries} recoveries" if self.recoveries else ""
         return f"<Fit of {type(self.model).__name__}: {found}{cannot}, {len(self.history)} epochs{again}{gained}>"
@@ -361,4 +363,4 @@ def with_cautions(
         float(estimate.effective_parameters(prior).detach().sum()),
         epoch,
     )
-    return replace(found, cautions=verdicts.cautions(found.paths, known))
+    return replace(found, evidence=evidence, cautions=verdicts.cautions(found.paths, known))

@@ -190,11 +190,17 @@ def train(run: Run, tell: Callback, keeper: Keeper) -> None:
 def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -> Fit:
     """The fit, at the end of the run or where it had more evidence, of Kronecker factors or of the whole network."""
     at, epoch, by = choose(run, curvature)
-    progress = run.progress
+    progress, start = run.progress, run.progress.start
     with torch.no_grad():
         found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)
         return Fit(
-            *found, start=progress.start, recoveries=progress.recoveries, epoch=epoch, chosen_by=by, forecast=run.forecast
+            *found,
+            start=start,
+            recoveries=progress.recoveries,
+            epoch=epoch,
+            chosen_by=by,
+            forecast=run.forecast,
+            given=progress.snapshots[0].model() if start and start.explains else {},
         )
 
 

@@ -53,6 +53,10 @@ class Snapshot:
         copied = {name: t.detach().to("cpu", copy=True) for name, t in changing.items()}
         return cls(epoch, log_evidence, low, prior.mixture_bound, copied)
 
+    def model(self) -> dict[str, Tensor]:
+        """The state of the model."""
+        return {name.removeprefix("model/"): t for name, t in self.tensors.items() if name.startswith("model/")}
+
     @torch.no_grad()
     def put_back(self, tensors: Mapping[str, Tensor], prior: Prior, device: torch.device) -> None:
         """Copy it into ``tensors``, which stay where they are (a recorded CUDA graph reads them), and into ``prior``.
