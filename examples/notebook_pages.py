@@ -1,12 +1,14 @@
 """A hook of mkdocs (``mkdocs.yml``): every notebook of this folder becomes a page of the site, with its outputs and pictures.
 
 ``examples/NAME.ipynb`` becomes ``notebooks/NAME.md``. Nothing is run: outputs are those that ``run_notebooks.py`` wrote. A picture is
-described by the comment that its cell begins with. Links to ``../docs/`` become links within the site.
+described by the comment that its cell begins with. Links to ``../docs/`` and to
+other notebooks become links within the site.
 """
 
 import base64
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ def page(name: str) -> tuple[str, dict[str, bytes]]:
     for cell in json.loads((EXAMPLES / f"{name}.ipynb").read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source.replace("](../docs/", "](../"))
+            parts.append(re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", source).replace("](../docs/", "](../"))
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
