@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 import autosym
+import notebook_pages
 from autosym.linear import groups
 
 ROOT = Path(__file__).parent.parent
@@ -86,20 +87,27 @@ def parts():
 
 def words(text):
     """How many words a page has: its own tables count, code and tables that are made from files do not."""
-    text = re.sub(r"^<!-- table: .*?^<!-- end -->|^```.*?^```", "", text, flags=re.S | re.M)
+    text = re.sub(r"^<!-- table: .*?^<!-- end -->|^```.*?^```|^<pre.*?</pre>", "", text, flags=re.S | re.M)
     return sum(bool(re.search(r"\w", word)) for word in text.split())
 
 
 def test_every_page_is_in_the_navigation():
     listed = [page for pages in parts().values() for page in pages]
     docs = ROOT / "docs"
-    assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+    notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "examples").glob("*.ipynb")]
+    assert sorted(listed) == sorted([*(str(page.relative_to(docs)) for page in docs.rglob("*.md")), *notebooks])
+
+
+def text_of(page):
+    """A page of the navigation: a file, or the notebook it is made from."""
+    path = ROOT / "docs" / page
+    return path.read_text() if path.exists() else notebook_pages.page(path.stem)[0]
 
 
 def test_pages_are_short_but_for_reference_and_lab_notes():
     assert list(parts()) == ["Start", "How to", "Understand", "Reference", "Results", "Lab notes"]
     read = [page for part, pages in parts().items() if part not in ("Reference", "Lab notes") for page in pages]
-    long = {page: count for page in read if (count := words((ROOT / "docs" / page).read_text())) > LONGEST}
+    long = {page: count for page in read if (count := words(text_of(page))) > LONGEST}
     assert not long
 
 
@@ -176,6 +184,13 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for name in autosym.__all__:
         if name != "__version__":
             assert f'id="autosym.{name}"' in reference
+    for notebook in (ROOT / "examples").glob("*.ipynb"):
+        shown = (tmp_path / "notebooks" / f"{notebook.stem}.html").read_text()
+        pictures = re.findall(r'<img alt="([^"]+)" src="([^"]+)"', shown)
+        assert pictures
+        assert '<pre class="output">' in shown
+        for _, picture in pictures:
+            assert (tmp_path / "notebooks" / picture).read_bytes().startswith(b"\x89PNG")
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?(https?:[^"' >]*)""", page.read_text())
         assert not loaded, f"{page.name} loads {loaded[0]} from elsewhere"
