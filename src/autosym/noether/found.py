@@ -52,10 +52,11 @@ class Discovery:
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact
     log_evidence_without: float  # of the same model without any symmetry
-    starts: tuple[float, ...]  # the log evidence that each start reached; the best start is kept
+    starts: tuple[float, ...]  # the log evidence that each start, or each number of directions, reached; the best is kept
     residual: float  # change of the averaged H under its flows, relative to F: 0 is invariant
     points: int
     scale: float  # root mean square of all coordinates of the data
+    features: str = "all coordinates"  # what the features of the Hamiltonian depend on
 
     @property
     def symmetries(self) -> int:
@@ -85,6 +86,7 @@ class Discovery:
             "starts": list(self.starts),
             "residual": self.residual,
             "points": self.points,
+            "features": self.features,
         }
 
     def __str__(self) -> str:

@@ -1,11 +1,13 @@
 """``discover``: find conserved quantities in a user's trajectories, by the exact evidence of their velocities."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from autosym.noether.candidates import cuts, least_drift, pairs_of_bodies
 from autosym.noether.conserved import Measure, Quadratic
 from autosym.noether.dynamics import residual
 from autosym.noether.found import DRIFTS, SAME, Discovery, Quantity, count_directions, readable
@@ -13,25 +15,49 @@ from autosym.noether.known import Known, catalogue, coordinates, symbols
 from autosym.noether.regression import Regression, stacked
 from autosym.noether.trajectories import checked, velocities
 
+ALL, PAIRS = "all coordinates", "pairs of bodies"  # what the features of a Hamiltonian may depend on
 FINAL = 1024  # number of tau in the reported evidence
 SHOWN, SHOWN_STATES = 8, 100  # a report draws quantities along at most so many held-out trajectories, and states of each
 
 
 @dataclass(frozen=True)
 class Search:
-    """How to search: ``quantities`` at once (by default 2 n^2, twice the dimension of U(n)), from several starts; the best is kept."""
+    """How to search. None stands for the value that ``filled`` gives.
 
-    quantities: int | None = None
-    points: int = 40
-    starts: int = 3
-    steps: int = 250
-    samples: int | None = None  # number of tau at each step; by default 64 for n = 1, else 256
-    features: int = 128
-    lengthscale: float = 2.5  # of the Hamiltonian, in units of the data
+    ``learned`` directions ascend the evidence from several random starts; the best is kept. It is for few dimensions: A and b of
+    many quantities have more values than the data. ``least-drift`` takes directions in closed form, in the order of their drift.
+    The evidence then chooses how many, their size, and the features of the Hamiltonian.
+    """
+
+    directions: Literal["learned", "least-drift"] | None = None
+    quantities: int | None = None  # at once if learned, else at most
+    points: int | None = None
+    starts: int = 3  # if learned
+    cuts: int = 6  # how many numbers of directions are tried, if of least drift
+    steps: int | None = None
+    samples: int | None = None  # number of tau at each step
+    features: int | None = None
+    lengthscale: float | None = None  # of the Hamiltonian, in units of the data; if of least drift, it is learned from here
     start: float = 0.3  # the size of A and b at the start; choose it smaller in many dimensions
     measure: Measure = "ball"
     window: int = 5  # number of states that a velocity is estimated from
     held_out: float = 0.2  # fraction of the trajectories, used to measure the drift
+
+    def filled(self, n: int) -> "Search":
+        """With values for everything, for n positions."""
+        directions = self.directions or ("learned" if n <= 2 else "least-drift")
+        if directions not in DEFAULTS:
+            raise ValueError(f"unknown directions {directions!r}: use {', '.join(DEFAULTS)}")
+        usual: dict[str, Any] = {"directions": directions, "quantities": 2 * n * n, **DEFAULTS[directions]}
+        if directions == "learned" and n == 1:
+            usual["samples"] = 64
+        return replace(self, **{key: value for key, value in usual.items() if getattr(self, key) is None})
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "learned": {"points": 40, "steps": 250, "samples": 256, "features": 128, "lengthscale": 2.5},
+    "least-drift": {"quantities": 24, "points": 60, "steps": 80, "samples": 128, "features": 256, "lengthscale": 1.0},
+}
 
 
 def discover(
@@ -48,9 +74,9 @@ def discover(
     estimated. To name quantities, coordinates are read as bodies in ``space`` dimensions. Choose units that give q and p similar
     sizes.
     """
-    search = search or Search()
     x, step = checked(trajectories, dt)
     n = x.shape[2] // 2
+    search = (search or Search()).filled(n)
     if n % space or not 1 <= space <= 3:
         raise ValueError(f"{n} coordinates cannot be bodies in {space} dimensions: space must be 1, 2 or 3, and divide {n}")
     if derivatives is None:
@@ -68,8 +94,11 @@ def discover(
     points, targets, scale = _normalised(flat[0][chosen], flat[1][chosen])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, reached, plain = _best(points, targets, search, n, seed)
-        return _read(model, points, targets, plain, reached, x[test], catalogue(n, space), coordinates(n, space), scale, search)
+        if search.directions == "learned":
+            fitted = _best(points, targets, search, n, seed)
+        else:
+            fitted = _in_order(points, targets, x[train] / scale, search, n // space, seed)
+        return _read(fitted, points, targets, x[test], catalogue(n, space), coordinates(n, space), scale)
 
 
 def _split(count: int, part: float) -> tuple[slice, slice]:
@@ -93,23 +122,63 @@ def _normalised(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, float]:
     return (x / scale).float(), (v / speed).float(), scale
 
 
-def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> tuple[Regression, list[float], float]:
-    """The model of the best start, the log evidence of each start, and the log evidence without symmetry for the same features."""
-    quantities = search.quantities or 2 * n * n
-    samples = search.samples or (64 if n == 1 else 256)
+@dataclass(frozen=True)
+class _Fitted:
+    """The model with most evidence, the evidence that each start (or each number of directions) reached, and without symmetry."""
+
+    model: Regression
+    reached: list[float]
+    plain: float
+    features: str
+
+
+def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> _Fitted:
+    """The best of several random starts, from which A and b are learned; without symmetry, the features are the same."""
+    made = search.features, search.measure, search.lengthscale
     models, reached = [], []
     for start in range(search.starts):
-        model = Regression(
-            2 * n, Quadratic(2 * n, quantities, search.start), search.features, search.measure, search.lengthscale
-        )
-        model.fit(x, v, search.steps, samples, seed=seed + 10_000 * start)
+        model = Regression(2 * n, Quadratic(2 * n, search.quantities, search.start), *made)
+        model.fit(x, v, search.steps, search.samples, seed=seed + 10_000 * start)
         models.append(model)
         reached.append(_log_evidence(model, x, v))
     best = models[reached.index(max(reached))]
-    plain = Regression(2 * n, None, search.features, search.measure, search.lengthscale)
+    plain = Regression(2 * n, None, *made)
     plain.omega, plain.phase = best.omega, best.phase
     plain.fit(x, v, search.steps, 1)
-    return best, reached, _log_evidence(plain, x, v)
+    return _Fitted(best, reached, _log_evidence(plain, x, v), ALL)
+
+
+def _in_order(x: Tensor, v: Tensor, trajectories: Tensor, search: Search, bodies: int, seed: int) -> _Fitted:
+    """Features by the evidence without symmetry; then the number of directions of least drift by the evidence with them."""
+    space = x.shape[1] // (2 * bodies)
+    sees = {ALL: None} | ({PAIRS: pairs_of_bodies(search.features, bodies, space)} if bodies > 2 else {})
+    plain = {name: _log_evidence(_given(x, v, None, seen, search, seed), x, v) for name, seen in sees.items()}
+    features = max(plain, key=plain.__getitem__)
+    drifts, directions = least_drift(trajectories)
+    most = min(search.quantities, len(drifts) - 1)
+    models = [_given(x, v, directions[:m], sees[features], search, seed) for m in cuts(drifts, most, search.cuts)]
+    reached = [_log_evidence(model, x, v) for model in models]
+    return _Fitted(models[reached.index(max(reached))], reached, plain[features], features)
+
+
+def _given(x: Tensor, v: Tensor, directions: Tensor | None, sees: Tensor | None, search: Search, seed: int) -> Regression:
+    """The model whose quantities are an orthonormal basis of ``directions``; their size and the lengthscale are learned."""
+    torch.manual_seed(seed)  # the same features for every model
+    conserved = None
+    if directions is not None:
+        basis = torch.linalg.qr(directions.mT)[0].mT.float()
+        square = x.shape[1] ** 2
+        conserved = Quadratic.of(basis[:, :square].unflatten(1, (x.shape[1], -1)), basis[:, square:]).requires_grad_(False)
+    model = Regression(x.shape[1], conserved, search.features, search.measure, search.lengthscale, sees)
+    model.log_lengthscale.requires_grad_(True)
+    model.log_size.requires_grad_(conserved is not None)
+    model.fit(x, v, search.steps, search.samples, lr=0.1, seed=seed)
+    if conserved is not None:
+        with torch.no_grad():
+            for part in conserved.parameters():
+                part.mul_(model.log_size.exp())
+            model.log_size.zero_()
+    return model
 
 
 def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
@@ -119,17 +188,9 @@ def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
 
 
 def _read(
-    model: Regression,
-    x: Tensor,
-    v: Tensor,
-    plain: float,
-    reached: list[float],
-    held_out: Tensor,
-    known: list[Known],
-    names: list[str],
-    scale: float,
-    search: Search,
+    fitted: _Fitted, x: Tensor, v: Tensor, held_out: Tensor, known: list[Known], names: list[str], scale: float
 ) -> Discovery:
+    model, reached, plain = fitted.model, fitted.reached, fitted.plain
     assert model.conserved is not None
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
     count = count_directions(values, max(reached) - plain)
@@ -145,8 +206,9 @@ def _read(
     conserved, drifting = (
         tuple(q for q, drift in zip(quantities, drifts, strict=True) if drift == which) for which in (False, True)
     )
+    found = tuple(values.tolist())
     return Discovery(
-        conserved, drifting, tuple(values.tolist()), vectors, max(reached), plain, tuple(reached), left, len(x), scale
+        conserved, drifting, found, vectors, max(reached), plain, tuple(reached), left, len(x), scale, fitted.features
     )
 
 
