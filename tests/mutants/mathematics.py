@@ -191,7 +191,7 @@ FAULTS = {
         "sum(late[:half]) / half - sum(late[half:]) / (len(late) - half)", "evidence/test_verdicts.py report/test_words.py"),
     # noether
     "discovering: drift of all trajectories": Fault("noether/search.py",
-        "reached, x[test], catalogue", "reached, x, catalogue", "noether/test_search.py -k held_out"),
+        "targets, x[test], catalogue", "targets, x, catalogue", "noether/test_search.py -k held_out"),
     "dynamics: J with the other sign": Fault("noether/dynamics.py",
         "return torch.cat([b, -a], -1)", "return torch.cat([-b, a], -1)",
         "noether/test_dynamics.py -k 'design or velocity or order'"),

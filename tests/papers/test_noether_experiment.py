@@ -148,7 +148,7 @@ def test_every_group_of_the_optimiser_moves():
     held = noether.data(learner.run, "cpu")
     before = [[p.detach().clone() for p in group["params"]] for group in learner.optimiser.param_groups]
     learner.epoch(0, held)
-    assert len(before) == 2
+    assert len(before) == 3, "the network, A and b"
     for group, old in zip(learner.optimiser.param_groups, before, strict=True):
         assert all(not torch.equal(p, q) for p, q in zip(group["params"], old, strict=True) if p.numel() > 1)
 

@@ -13,6 +13,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from autosym.noether.conserved import Quadratic
+
 FLAT = 1e-9  # of the largest: the data do not extend in this direction
 NEGLIGIBLE = 1e-3  # drifts below it are taken for equal
 
@@ -39,6 +41,20 @@ def least_drift(x: Tensor) -> tuple[Tensor, Tensor]:
     squares, vectors = torch.linalg.eigh(whitened @ whitened.mT / (len(states) * moved))
     found = torch.linalg.solve_triangular(root.mT, vectors, upper=True).mT @ basis
     return squares.clamp_min(0).sqrt(), found / found.norm(dim=1, keepdim=True)
+
+
+def begin(conserved: Quadratic, trajectories: Tensor, start: float) -> None:
+    """Set quantities to the candidates before the largest jump of the drift, at size ``start``; all others to a thousandth of it."""
+    x = (trajectories.cpu() / conserved.size.cpu()).double()
+    drifts, directions = least_drift(x)
+    (count,) = cuts(drifts, min(len(conserved.b), len(drifts) - 1), 1)
+    basis = torch.linalg.qr(directions[: len(conserved.b)].mT)[0].mT
+    basis[:count] *= start
+    basis[count:] *= 1e-3 * start
+    square = x.shape[2] ** 2
+    with torch.no_grad():
+        conserved.raw.copy_(basis[:, :square].unflatten(1, (x.shape[2], -1)))
+        conserved.shift.copy_(basis[:, square:])
 
 
 def monomials(dimension: int) -> Tensor:

@@ -1,8 +1,9 @@
 """``discover``: find conserved quantities in a user's trajectories, by the exact evidence of their velocities."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,43 +21,61 @@ FINAL = 1024  # number of tau in the reported evidence
 SHOWN, SHOWN_STATES = 8, 100  # a report draws quantities along at most so many held-out trajectories, and states of each
 
 
+Directions = Literal["learned", "least-drift"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a search that depend on how directions are found."""
+
+    quantities: int  # at once if learned, else at most
+    points: int
+    steps: int
+    samples: int  # number of tau at each step
+    features: int
+    lengthscale: float  # of the Hamiltonian, in units of the data; learned from here unless directions are
+
+
 @dataclass(frozen=True)
 class Search:
-    """How to search. None stands for the value that ``filled`` gives.
+    """How to search; None stands for a number of the ``plan``.
 
-    ``learned`` directions ascend the evidence from several random starts; the best is kept. It is for few dimensions: A and b of
-    many quantities have more values than the data. ``least-drift`` takes directions in closed form, in the order of their drift.
-    The evidence then chooses how many, their size, and the features of the Hamiltonian.
+    ``learned`` directions ascend the evidence from several random starts; the best is kept. It is for few dimensions: in many, A
+    and b have more values than the data. ``least-drift`` takes directions in closed form, in the order of their drift. The
+    evidence then chooses how many, their size, and the features of the Hamiltonian.
     """
 
-    directions: Literal["learned", "least-drift"] | None = None
-    quantities: int | None = None  # at once if learned, else at most
+    directions: Directions | None = None  # learned for one or two positions, otherwise of least drift
+    quantities: int | None = None
     points: int | None = None
-    starts: int = 3  # if learned
-    cuts: int = 6  # how many numbers of directions are tried, if of least drift
     steps: int | None = None
-    samples: int | None = None  # number of tau at each step
+    samples: int | None = None
     features: int | None = None
-    lengthscale: float | None = None  # of the Hamiltonian, in units of the data; if of least drift, it is learned from here
-    start: float = 0.3  # the size of A and b at the start; choose it smaller in many dimensions
+    lengthscale: float | None = None
+    starts: int = 3  # if learned
+    start: float = 0.3  # the size of A and b at the start, if learned
+    cuts: int = 6  # how many numbers of directions are tried, if of least drift
     measure: Measure = "ball"
     window: int = 5  # number of states that a velocity is estimated from
     held_out: float = 0.2  # fraction of the trajectories, used to measure the drift
 
-    def filled(self, n: int) -> "Search":
-        """With values for everything, for n positions."""
-        directions = self.directions or ("learned" if n <= 2 else "least-drift")
-        if directions not in DEFAULTS:
-            raise ValueError(f"unknown directions {directions!r}: use {', '.join(DEFAULTS)}")
-        usual: dict[str, Any] = {"directions": directions, "quantities": 2 * n * n, **DEFAULTS[directions]}
-        if directions == "learned" and n == 1:
-            usual["samples"] = 64
-        return replace(self, **{key: value for key, value in usual.items() if getattr(self, key) is None})
+    def way(self, n: int) -> Directions:
+        return self.directions or ("learned" if n <= 2 else "least-drift")
+
+    def plan(self, n: int) -> Plan:
+        """Numbers for n positions, where none are given."""
+        if self.way(n) not in PLANS:
+            raise ValueError(f"unknown directions {self.directions!r}: use {', '.join(PLANS)}")
+        usual = PLANS[self.way(n)]
+        if self.way(n) == "learned":
+            usual = replace(usual, quantities=2 * n * n, samples=64 if n == 1 else 256)
+        given = {field.name: getattr(self, field.name) for field in fields(Plan)}
+        return replace(usual, **{key: value for key, value in given.items() if value is not None})
 
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "learned": {"points": 40, "steps": 250, "samples": 256, "features": 128, "lengthscale": 2.5},
-    "least-drift": {"quantities": 24, "points": 60, "steps": 80, "samples": 128, "features": 256, "lengthscale": 1.0},
+PLANS = {
+    "learned": Plan(quantities=2, points=40, steps=250, samples=256, features=128, lengthscale=2.5),
+    "least-drift": Plan(quantities=24, points=60, steps=80, samples=128, features=256, lengthscale=1.0),
 }
 
 
@@ -76,7 +95,8 @@ def discover(
     """
     x, step = checked(trajectories, dt)
     n = x.shape[2] // 2
-    search = (search or Search()).filled(n)
+    search = search or Search()
+    plan = search.plan(n)
     if n % space or not 1 <= space <= 3:
         raise ValueError(f"{n} coordinates cannot be bodies in {space} dimensions: space must be 1, 2 or 3, and divide {n}")
     if derivatives is None:
@@ -90,14 +110,14 @@ def discover(
     train, test = _split(len(x), search.held_out)
     generator = torch.Generator().manual_seed(seed)
     flat = [t[train].flatten(0, 1) for t in (states, rates)]
-    chosen = torch.randperm(len(flat[0]), generator=generator)[: search.points]
+    chosen = torch.randperm(len(flat[0]), generator=generator)[: plan.points]
     points, targets, scale = _normalised(flat[0][chosen], flat[1][chosen])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if search.directions == "learned":
-            fitted = _best(points, targets, search, n, seed)
+        if search.way(n) == "learned":
+            fitted = _best(points, targets, search, plan, seed)
         else:
-            fitted = _in_order(points, targets, x[train] / scale, search, n // space, seed)
+            fitted = _in_order(points, targets, x[train] / scale, search, plan, n // space, seed)
         return _read(fitted, points, targets, x[test], catalogue(n, space), coordinates(n, space), scale)
 
 
@@ -132,36 +152,41 @@ class _Fitted:
     features: str
 
 
-def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> _Fitted:
+def _best(x: Tensor, v: Tensor, search: Search, plan: Plan, seed: int) -> _Fitted:
     """The best of several random starts, from which A and b are learned; without symmetry, the features are the same."""
-    made = search.features, search.measure, search.lengthscale
+    dimension, made = x.shape[1], (plan.features, search.measure, plan.lengthscale)
     models, reached = [], []
     for start in range(search.starts):
-        model = Regression(2 * n, Quadratic(2 * n, search.quantities, search.start), *made)
-        model.fit(x, v, search.steps, search.samples, seed=seed + 10_000 * start)
+        model = Regression(dimension, Quadratic(dimension, plan.quantities, search.start), *made)
+        model.fit(x, v, plan.steps, plan.samples, seed=seed + 10_000 * start)
         models.append(model)
         reached.append(_log_evidence(model, x, v))
     best = models[reached.index(max(reached))]
-    plain = Regression(2 * n, None, *made)
+    plain = Regression(dimension, None, *made)
     plain.omega, plain.phase = best.omega, best.phase
-    plain.fit(x, v, search.steps, 1)
+    plain.fit(x, v, plan.steps, 1)
     return _Fitted(best, reached, _log_evidence(plain, x, v), ALL)
 
 
-def _in_order(x: Tensor, v: Tensor, trajectories: Tensor, search: Search, bodies: int, seed: int) -> _Fitted:
+def _in_order(x: Tensor, v: Tensor, trajectories: Tensor, search: Search, plan: Plan, bodies: int, seed: int) -> _Fitted:
     """Features by the evidence without symmetry; then the number of directions of least drift by the evidence with them."""
     space = x.shape[1] // (2 * bodies)
-    sees = {ALL: None} | ({PAIRS: pairs_of_bodies(search.features, bodies, space)} if bodies > 2 else {})
-    plain = {name: _log_evidence(_given(x, v, None, seen, search, seed), x, v) for name, seen in sees.items()}
+    sees: dict[str, Tensor | None] = {ALL: None}
+    if bodies > 2:
+        sees[PAIRS] = pairs_of_bodies(plan.features, bodies, space)
+    given = partial(_given, x, v, search.measure, plan, seed)
+    plain = {name: _log_evidence(given(None, seen), x, v) for name, seen in sees.items()}
     features = max(plain, key=plain.__getitem__)
     drifts, directions = least_drift(trajectories)
-    most = min(search.quantities, len(drifts) - 1)
-    models = [_given(x, v, directions[:m], sees[features], search, seed) for m in cuts(drifts, most, search.cuts)]
+    most = min(plan.quantities, len(drifts) - 1)
+    models = [given(directions[:m], sees[features]) for m in cuts(drifts, most, search.cuts)]
     reached = [_log_evidence(model, x, v) for model in models]
     return _Fitted(models[reached.index(max(reached))], reached, plain[features], features)
 
 
-def _given(x: Tensor, v: Tensor, directions: Tensor | None, sees: Tensor | None, search: Search, seed: int) -> Regression:
+def _given(
+    x: Tensor, v: Tensor, measure: Measure, plan: Plan, seed: int, directions: Tensor | None, sees: Tensor | None
+) -> Regression:
     """The model whose quantities are an orthonormal basis of ``directions``; their size and the lengthscale are learned."""
     torch.manual_seed(seed)  # the same features for every model
     conserved = None
@@ -169,10 +194,10 @@ def _given(x: Tensor, v: Tensor, directions: Tensor | None, sees: Tensor | None,
         basis = torch.linalg.qr(directions.mT)[0].mT.float()
         square = x.shape[1] ** 2
         conserved = Quadratic.of(basis[:, :square].unflatten(1, (x.shape[1], -1)), basis[:, square:]).requires_grad_(False)
-    model = Regression(x.shape[1], conserved, search.features, search.measure, search.lengthscale, sees)
+    model = Regression(x.shape[1], conserved, plan.features, measure, plan.lengthscale, sees)
     model.log_lengthscale.requires_grad_(True)
     model.log_size.requires_grad_(conserved is not None)
-    model.fit(x, v, search.steps, search.samples, lr=0.1, seed=seed)
+    model.fit(x, v, plan.steps, plan.samples, lr=0.1, seed=seed)
     if conserved is not None:
         with torch.no_grad():
             for part in conserved.parameters():
