@@ -42,7 +42,8 @@ class Discovery:
     """The conserved quantities that the evidence supports.
 
     A direction counts as a symmetry if three things hold. Its singular value in the stack of generators is at least STANDS_OUT of
-    the largest. Its drift along held-out trajectories is at most DRIFTS. The model has more evidence than the model without any
+    the largest (directions of least drift all have the same: the evidence chooses how many there are). Its drift along held-out
+    trajectories is at most DRIFTS. The model has more evidence than the model without any
     symmetry, also after the directions that drift are removed.
     """
 

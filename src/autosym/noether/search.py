@@ -54,7 +54,7 @@ class Search:
     lengthscale: float | None = None
     starts: int = 3  # if learned
     start: float = 0.3  # the size of A and b at the start, if learned
-    cuts: int = 6  # how many numbers of directions are tried, if of least drift
+    cuts: int = 4  # how many numbers of directions are tried, if of least drift
     measure: Measure = "ball"
     window: int = 5  # number of states that a velocity is estimated from
     held_out: float = 0.2  # fraction of the trajectories, used to measure the drift
@@ -75,7 +75,7 @@ class Search:
 
 PLANS = {
     "learned": Plan(quantities=2, points=40, steps=250, samples=256, features=128, lengthscale=2.5),
-    "least-drift": Plan(quantities=24, points=60, steps=80, samples=128, features=256, lengthscale=1.0),
+    "least-drift": Plan(quantities=24, points=60, steps=60, samples=128, features=256, lengthscale=1.0),
 }
 
 
