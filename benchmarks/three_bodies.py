@@ -58,6 +58,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/three-bodies"))
     asked = parser.parse_args()
+    if asked.small:  # measured on a fifth of the training data, and on a twentieth of the test data
+        measure = noether.measure
+        noether.measure = lambda learner, held: measure(
+            learner, {key: t[:: 5 if key in ("inputs", "targets") else 20] for key, t in held.items()}
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name in asked.starts:
         run = replace(noether.RUNS["noether/three-bodies/learned"], **STARTS[name], seed=asked.seed)
@@ -66,8 +71,6 @@ def main() -> None:
         run = replace(run, epochs=run.epochs if asked.epochs is None else asked.epochs)
         noether.begin = disturbed if name == "disturbed" else candidates.begin
         held = noether.data(run, device)
-        if asked.small:
-            held |= {key: held[key][::10] for key in ("test", "moved", "wider")}
         folder = asked.out / f"{name}{'-small' if asked.small else ''}-seed{run.seed}"
         row = noether._one_start(run, 0, held, device, not asked.small, folder, True)
         folder.mkdir(parents=True, exist_ok=True)
