@@ -220,7 +220,8 @@ def _read(
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
     count = count_directions(values, max(reached) - plain)
     basis = readable(vectors[:count], known, scale)
-    lost = [max(reached) - _without(model, x, v, direction[None]) for direction in basis]
+    whole = _without(model, x, v, basis[:0])  # learned again as much as the models without a direction
+    lost = [whole - _without(model, x, v, direction[None]) for direction in basis]
     quantities = [
         _quantity(direction, nats, known, names, scale, held_out) for direction, nats in zip(basis, lost, strict=True)
     ]
