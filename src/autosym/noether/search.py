@@ -45,19 +45,19 @@ class Search:
     evidence then chooses how many, their size, and the features of the Hamiltonian.
     """
 
-    directions: Directions | None = None  # learned for one or two positions, otherwise of least drift
     quantities: int | None = None
     points: int | None = None
+    starts: int = 3  # if learned
     steps: int | None = None
     samples: int | None = None
     features: int | None = None
     lengthscale: float | None = None
-    starts: int = 3  # if learned
     start: float = 0.3  # the size of A and b at the start, if learned
-    cuts: int = 4  # how many numbers of directions are tried, if of least drift
     measure: Measure = "ball"
     window: int = 5  # number of states that a velocity is estimated from
     held_out: float = 0.2  # fraction of the trajectories, used to measure the drift
+    directions: Directions | None = None  # learned for one or two positions, otherwise of least drift
+    cuts: int = 4  # how many numbers of directions are tried, if of least drift
 
     def way(self, n: int) -> Directions:
         return self.directions or ("learned" if n <= 2 else "least-drift")
