@@ -27,6 +27,8 @@ STARTS: dict[str, dict[str, Any]] = {
     "noise-at-once": {"warmup": 0},
     "momenta": {"warmup": 0, "momenta": 400, "start": 0.02},
     "least-drift": DRIFT,
+    "least-drift-small": DRIFT | {"start": 0.3, "quantities_lr": 1e-3},
+    "least-drift-slow": DRIFT | {"start": 0.3, "quantities_lr": 5e-5},
     "disturbed": DRIFT | {"quantities_lr": 2e-3},
 }
 SMALL = {
