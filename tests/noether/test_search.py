@@ -1,6 +1,7 @@
 """Conserved quantities from trajectories: what is found, what it says of them, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ from torch.testing import assert_close
 
 from autosym.evidence import exact
 from autosym.noether import Search, discover
+from autosym.noether.candidates import cuts, least_drift, monomials, pairs_of_bodies
 from autosym.noether.conserved import Quadratic
 from autosym.noether.dynamics import symmetrised, velocity
 from autosym.noether.found import count_directions, readable
 from autosym.noether.known import catalogue, unit, unitary
 from autosym.noether.regression import Regression
 from autosym.noether.search import drift_of
-from autosym.noether.systems import oscillators, pendulum
+from autosym.noether.systems import oscillators, pendulum, planar_bodies
 from autosym.noether.trajectories import checked, velocities
 
 
@@ -148,6 +150,94 @@ def test_two_oscillators_have_four_symmetries():
     assert found.singular_values[3] > 3 * found.singular_values[4]
     assert min(found.parallelness(oscillators(2).conserved)) >= 0.98
     assert {q.name for q in found.quantities} == {"energy 1", "energy 2", "exchange 1 2", "angular momentum 1 2"}
+
+
+# ---- many dimensions: directions of least drift, their number by evidence
+
+
+def in_x(system):
+    """The system in a field that depends on x: it conserves neither the momentum along x nor angular momentum."""
+    return replace(system, hamiltonian=lambda x: system.hamiltonian(x) - 0.5 * torch.cos(2 * x[..., 0:6:2]).sum(-1))
+
+
+def within(span, known, scale):
+    """How much of a known quantity lies in the span of directions (n, D): 1 is all of it."""
+    basis = torch.linalg.qr(span.mT)[0]
+    return float((known.vector(scale) @ basis).norm())
+
+
+@pytest.mark.parametrize("masses", [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5)])
+@pytest.mark.parametrize(("noise", "least"), [(0.0, 0.9999), (0.01, 0.98)])
+def test_the_least_drift_is_that_of_what_bodies_conserve(masses, noise, least):
+    system = planar_bodies(3, masses)
+    x = trajectories(system, 30, steps=50)
+    x = x + noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    drifts, directions = least_drift(x)
+    assert cuts(drifts, 24, 1) == [7]
+    assert min(within(directions[:7], known, 1.0) for known in system.conserved) > least
+    for drift, direction in zip(drifts[[0, 7, 20]], directions[[0, 7, 20]], strict=True):
+        quantity = Quadratic.of(direction[:144].reshape(1, 12, 12), direction[None, 144:])
+        assert drift_of(quantity, x) == pytest.approx(float(drift), rel=1e-3, abs=1e-5), "the drift that is reported"
+
+
+def test_a_field_takes_its_momentum_from_the_quantities_of_least_drift():
+    x = trajectories(in_x(planar_bodies(3)), 30, steps=50)
+    drifts, directions = least_drift(x)
+    found = {k.name: within(directions[: int((drifts < 1e-3).sum())], k, 1.0) for k in planar_bodies(3).conserved}
+    assert found["momentum y"] > 0.999
+    assert max(found["momentum x"], found["angular momentum"]) < 0.3
+
+
+def test_monomials_are_an_orthonormal_basis_of_symmetric_forms():
+    basis = monomials(4)
+    assert_close(basis @ basis.mT, torch.eye(14, dtype=torch.float64))
+    A = basis[:, :16].unflatten(1, (4, 4))
+    assert torch.equal(A, A.mT)
+
+
+def test_cuts_are_where_the_drift_jumps():
+    drifts = torch.tensor([0.0, 1e-9, 0.02, 0.021, 0.1, 0.11, 5.0])
+    assert cuts(drifts, 6, 2) == [2, 6]
+    assert cuts(drifts, 5, 2) == [2, 4], "not beyond the most that are asked for"
+
+
+def test_features_see_two_places_or_one_momentum():
+    sees = pairs_of_bodies(60, 3, 2)
+    places, momenta = (part.unflatten(1, (3, 2)) for part in sees.chunk(2, 1))
+    assert torch.equal(places[..., 0], places[..., 1])
+    assert {(int(q), int(p)) for q, p in zip(places.sum((1, 2)), momenta.sum((1, 2)), strict=True)} == {(4, 0), (0, 2)}
+    assert len(torch.unique(sees, dim=0)) == 6
+
+
+def test_states_that_do_not_fill_the_phase_space_are_refused():
+    x = trajectories(planar_bodies(3), 30, steps=10)
+    centred = (x.unflatten(2, (2, 3, 2)) - x.unflatten(2, (2, 3, 2)).mean(3, keepdim=True)).flatten(2)
+    with pytest.raises(ValueError, match=r"8 of 12 dimensions.*moving centre"):
+        least_drift(centred)
+    with pytest.raises(ValueError, match="unknown directions 'best'"):
+        discover(x, 0.1, search=Search(directions="best"))
+
+
+LIGHT = Search(points=30, cuts=2, steps=25, samples=32, features=96)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_three_bodies_conserve_momenta_and_angular_momentum(seed):
+    system = planar_bodies(3, (1.0, 1.0, 1.0) if seed == 0 else (1.0, 2.0, 0.5))
+    found = discover(trajectories(system, 30, steps=50, seed=seed), 0.1, space=2, search=LIGHT, seed=seed)
+    assert found.symmetries == 7, str(found)
+    assert {"momentum x", "momentum y", "angular momentum"} <= {q.name for q in found.quantities}
+    assert min(within(found.directions[:7], known, found.scale) for known in system.conserved) >= 0.95
+    assert found.features == "pairs of bodies"
+    assert found.log_evidence > found.log_evidence_without + 50
+
+
+@pytest.mark.slow
+def test_in_a_field_three_bodies_do_not_conserve_the_momentum_along_it():
+    search = replace(LIGHT, points=40, cuts=3, steps=40, samples=64, features=192)
+    found = discover(trajectories(in_x(planar_bodies(3)), 30, steps=50), 0.1, space=2, search=search)
+    assert not {"momentum x", "angular momentum"} & {q.name for q in found.quantities}, str(found)
+    assert "momentum y" in {q.name for q in found.quantities}
 
 
 def test_the_rule_of_counting():

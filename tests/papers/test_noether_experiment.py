@@ -148,9 +148,33 @@ def test_every_group_of_the_optimiser_moves():
     held = noether.data(learner.run, "cpu")
     before = [[p.detach().clone() for p in group["params"]] for group in learner.optimiser.param_groups]
     learner.epoch(0, held)
-    assert len(before) == 2
+    assert len(before) == 3, "the network, A and b"
     for group, old in zip(learner.optimiser.param_groups, before, strict=True):
         assert all(not torch.equal(p, q) for p, q in zip(group["params"], old, strict=True) if p.numel() > 1)
+
+
+def test_momenta_are_learned_before_the_rest():
+    learner = noether.Learner(small("oscillator/learned", warmup=0, momenta=1), "cpu")
+    held = noether.data(learner.run, "cpu")
+    for epoch in range(2):
+        before = [t.detach().clone() for t in (learner.conserved.raw, learner.conserved.shift)]
+        learner.epoch(epoch, held)
+        moved = [
+            not torch.equal(t, old) for t, old in zip((learner.conserved.raw, learner.conserved.shift), before, strict=True)
+        ]
+        assert moved == [epoch == 1, True], "A only after the first epoch"
+
+
+def test_a_run_begins_at_what_changes_least_along_its_training_data(monkeypatch, tmp_path):
+    """Seven of ten quantities at full size, in units of the states; nothing is trained."""
+    kept = {"trajectories": 40, "steps": 20, "dt": 0.5, "epochs": 0, "begin": "least-drift", "start": 2.9, "size": 2.5}
+    monkeypatch.setattr(noether, "measure", lambda learner, held: {"negative_elbo": 0.0, **noether._symmetry(learner)})
+    row = noether.execute(small("three-bodies/learned", **kept), results=tmp_path)["row"]
+    assert row["singular_values"][:7] == pytest.approx([2.9] * 7, rel=1e-4)
+    assert row["singular_values"][7:] == pytest.approx([2.9e-3] * 3, rel=1e-4)
+    assert min(row["found"].values()) > 0.9
+    with pytest.raises(ValueError, match="begin at 'zero'"):
+        noether.execute(small("three-bodies/learned", begin="zero"), results=tmp_path)
 
 
 def test_a_step_reads_and_writes_tensors_that_stay_where_they_are():

@@ -22,6 +22,7 @@ DEMOS = {
     "oscillator": (systems.oscillators(1), Search(points=20)),
     "two-oscillators": (systems.oscillators(2), Search()),
     "pendulum": (systems.pendulum(), Search()),
+    "three-bodies": (systems.planar_bodies(3), Search()),
 }
 
 
@@ -41,9 +42,9 @@ def noether(
 
     Args:
         data: an .npz file with trajectories (or x) of shape (N, T, 2n), positions first, and dt (or t, the T times).
-        demo: instead of data, a system with a known answer: oscillator, two-oscillators or pendulum.
+        demo: instead of data, a system with a known answer: oscillator, two-oscillators, pendulum or three-bodies.
         space: dimensions of the space in which bodies move; used to name the quantities.
-        quantities: how many to look for at once (2 n^2 by default).
+        quantities: how many to look for at once (2 n^2 by default), or at most if n > 2 (24 by default).
         points: how many states to learn from.
         seed: random seed of the states, the features and the starts.
         plot: also draw singular values and generators to this file.

@@ -42,7 +42,8 @@ class Discovery:
     """The conserved quantities that the evidence supports.
 
     A direction counts as a symmetry if three things hold. Its singular value in the stack of generators is at least STANDS_OUT of
-    the largest. Its drift along held-out trajectories is at most DRIFTS. The model has more evidence than the model without any
+    the largest (directions of least drift all have the same: the evidence chooses how many there are). Its drift along held-out
+    trajectories is at most DRIFTS. The model has more evidence than the model without any
     symmetry, also after the directions that drift are removed.
     """
 
@@ -52,10 +53,11 @@ class Discovery:
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact
     log_evidence_without: float  # of the same model without any symmetry
-    starts: tuple[float, ...]  # the log evidence that each start reached; the best start is kept
+    starts: tuple[float, ...]  # the log evidence that each start, or each number of directions, reached; the best is kept
     residual: float  # change of the averaged H under its flows, relative to F: 0 is invariant
     points: int
     scale: float  # root mean square of all coordinates of the data
+    features: str = "all coordinates"  # what the features of the Hamiltonian depend on
 
     @property
     def symmetries(self) -> int:
@@ -85,6 +87,7 @@ class Discovery:
             "starts": list(self.starts),
             "residual": self.residual,
             "points": self.points,
+            "features": self.features,
         }
 
     def __str__(self) -> str:

@@ -59,13 +59,13 @@ def unitary(count: int) -> Iterator[Known]:
         yield total(f"angular momentum {i + 1} {j + 1}", [product("", q[i], p[j]), product("", -q[j], p[i])])
 
 
-def bodies(count: int, space: int) -> Iterator[Known]:
+def bodies(count: int, space: int, masses: Tensor | None = None) -> Iterator[Known]:
     """Total momenta, angular momenta, and the products of total momenta with each other and with the centre (Q x P).
 
-    All are conserved by bodies of equal mass whose forces depend on their distances only.
+    All are conserved by bodies whose forces depend on their distances only. Masses weigh the centre, and are equal by default.
     """
     q, p = (t.reshape(count, space, -1) for t in _coordinates(count * space))
-    Q, P = q.sum(0), p.sum(0)
+    Q, P = (q if masses is None else masses[:, None, None] * q).sum(0), p.sum(0)
     letters = AXES[:space] if space > 1 else [""]
     for axis in range(space):
         yield Known(f"momentum {letters[axis]}".strip(), torch.zeros(q.shape[-1], q.shape[-1], dtype=q.dtype), P[axis])

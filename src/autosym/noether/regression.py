@@ -4,9 +4,9 @@
     x' = J grad H(x) + noise,    H(x) = mean over tau of F(flow_tau(x))
 
 The velocities are linear in w, so their evidence is exact. It is differentiable in A and b of the conserved quantities, in the
-variance of the noise and in delta; its gradient learns the symmetries. The lengthscale l is fixed, not learned. A longer l brings
-F nearer to a quadratic form, and leaves less for a symmetry to explain. (Learned by gradient, l grows until the evidence says
-little about A and b.)
+variance of the noise and in delta; its gradient learns the symmetries. While A and b are learned, the lengthscale l is fixed. A
+longer l brings F nearer to a quadratic form, and leaves less for a symmetry to explain. (Learned beside them, l grows until the
+evidence says little about A and b.) If the directions of (A, b) are given instead, l and one size for all of them are learned.
 """
 
 import math
@@ -38,13 +38,17 @@ class Regression(nn.Module):
         features: int = 128,
         measure: Measure = "ball",
         lengthscale: float = 2.5,
+        sees: Tensor | None = None,
     ):
+        """``sees`` (F, M) are the coordinates that each feature depends on: all by default."""
         super().__init__()
-        self.conserved, self.measure, self.lengthscale = conserved, measure, lengthscale
-        self.register_buffer("omega", torch.randn(features, dimension))
+        self.conserved, self.measure = conserved, measure
+        self.register_buffer("omega", torch.randn(features, dimension) * (1 if sees is None else sees))
         self.register_buffer("phase", 2 * math.pi * torch.rand(features))
         self.log_precision = nn.Parameter(torch.tensor(0.0))
         self.log_variance = nn.Parameter(torch.tensor(-1.0))
+        self.log_lengthscale = nn.Parameter(torch.tensor(math.log(lengthscale)), requires_grad=False)
+        self.log_size = nn.Parameter(torch.tensor(0.0), requires_grad=False)  # of all quantities
 
     def times(self, count: int, seed: int) -> Tensor:
         """A set of evenly spread tau (S, K); without quantities it is a placeholder."""
@@ -53,13 +57,13 @@ class Regression(nn.Module):
 
     def features(self, x: Tensor, tau: Tensor) -> Tensor:
         """J grad of each averaged feature at x (N, M): (N M, F)."""
-        frequencies = self.omega / self.lengthscale  # (F, M)
+        frequencies = self.omega / self.log_lengthscale.exp()  # (F, M)
         waves, phases = (
             frequencies[:, None],
             self.phase[:, None],
         )  # (F, S, M) and (F, S): omega . (R x + t) = (R^T omega) . x + omega . t
         if self.conserved is not None:
-            matrices, shifts = self.conserved.affine(tau)
+            matrices, shifts = self.conserved.affine(self.log_size.exp() * tau)
             waves = torch.einsum("fi,sij->fsj", frequencies, matrices)
             phases = phases + frequencies @ shifts.mT
         sines = torch.sin(x @ waves.mT + phases[:, None])  # (F, N, S)
@@ -68,7 +72,7 @@ class Regression(nn.Module):
 
     def values(self, x: Tensor) -> Tensor:
         """phi(x) before averaging, (..., F): F is linear in these features."""
-        return math.sqrt(2 / len(self.omega)) * torch.cos(x @ self.omega.mT / self.lengthscale + self.phase)
+        return math.sqrt(2 / len(self.omega)) * torch.cos(x @ self.omega.mT / self.log_lengthscale.exp() + self.phase)
 
     def posterior_mean(self, x: Tensor, velocities: Tensor, tau: Tensor) -> Tensor:
         """The posterior mean of the weights w (F,), given velocities."""

@@ -1,11 +1,14 @@
 """``discover``: find conserved quantities in a user's trajectories, by the exact evidence of their velocities."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from autosym.noether.candidates import cuts, least_drift, pairs_of_bodies
 from autosym.noether.conserved import Measure, Quadratic
 from autosym.noether.dynamics import residual
 from autosym.noether.found import DRIFTS, SAME, Discovery, Quantity, count_directions, readable
@@ -13,25 +16,67 @@ from autosym.noether.known import Known, catalogue, coordinates, symbols
 from autosym.noether.regression import Regression, stacked
 from autosym.noether.trajectories import checked, velocities
 
+ALL, PAIRS = "all coordinates", "pairs of bodies"  # what the features of a Hamiltonian may depend on
 FINAL = 1024  # number of tau in the reported evidence
 SHOWN, SHOWN_STATES = 8, 100  # a report draws quantities along at most so many held-out trajectories, and states of each
 
 
+Directions = Literal["learned", "least-drift"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a search that depend on how directions are found."""
+
+    quantities: int  # at once if learned, else at most
+    points: int
+    steps: int
+    samples: int  # number of tau at each step
+    features: int
+    lengthscale: float  # of the Hamiltonian, in units of the data; learned from here unless directions are
+
+
 @dataclass(frozen=True)
 class Search:
-    """How to search: ``quantities`` at once (by default 2 n^2, twice the dimension of U(n)), from several starts; the best is kept."""
+    """How to search; None stands for a number of the ``plan``.
+
+    ``learned`` directions ascend the evidence from several random starts; the best is kept. It is for few dimensions: in many, A
+    and b have more values than the data. ``least-drift`` takes directions in closed form, in the order of their drift. The
+    evidence then chooses how many, their size, and the features of the Hamiltonian.
+    """
 
     quantities: int | None = None
-    points: int = 40
-    starts: int = 3
-    steps: int = 250
-    samples: int | None = None  # number of tau at each step; by default 64 for n = 1, else 256
-    features: int = 128
-    lengthscale: float = 2.5  # of the Hamiltonian, in units of the data
-    start: float = 0.3  # the size of A and b at the start; choose it smaller in many dimensions
+    points: int | None = None
+    starts: int = 3  # if learned
+    steps: int | None = None
+    samples: int | None = None
+    features: int | None = None
+    lengthscale: float | None = None
+    start: float = 0.3  # the size of A and b at the start, if learned
     measure: Measure = "ball"
     window: int = 5  # number of states that a velocity is estimated from
     held_out: float = 0.2  # fraction of the trajectories, used to measure the drift
+    directions: Directions | None = None  # learned for one or two positions, otherwise of least drift
+    cuts: int = 4  # how many numbers of directions are tried, if of least drift
+
+    def way(self, n: int) -> Directions:
+        return self.directions or ("learned" if n <= 2 else "least-drift")
+
+    def plan(self, n: int) -> Plan:
+        """Numbers for n positions, where none are given."""
+        if self.way(n) not in PLANS:
+            raise ValueError(f"unknown directions {self.directions!r}: use {', '.join(PLANS)}")
+        usual = PLANS[self.way(n)]
+        if self.way(n) == "learned":
+            usual = replace(usual, quantities=2 * n * n, samples=64 if n == 1 else 256)
+        given = {field.name: getattr(self, field.name) for field in fields(Plan)}
+        return replace(usual, **{key: value for key, value in given.items() if value is not None})
+
+
+PLANS = {
+    "learned": Plan(quantities=2, points=40, steps=250, samples=256, features=128, lengthscale=2.5),
+    "least-drift": Plan(quantities=24, points=60, steps=60, samples=128, features=256, lengthscale=1.0),
+}
 
 
 def discover(
@@ -48,9 +93,10 @@ def discover(
     estimated. To name quantities, coordinates are read as bodies in ``space`` dimensions. Choose units that give q and p similar
     sizes.
     """
-    search = search or Search()
     x, step = checked(trajectories, dt)
     n = x.shape[2] // 2
+    search = search or Search()
+    plan = search.plan(n)
     if n % space or not 1 <= space <= 3:
         raise ValueError(f"{n} coordinates cannot be bodies in {space} dimensions: space must be 1, 2 or 3, and divide {n}")
     if derivatives is None:
@@ -64,12 +110,15 @@ def discover(
     train, test = _split(len(x), search.held_out)
     generator = torch.Generator().manual_seed(seed)
     flat = [t[train].flatten(0, 1) for t in (states, rates)]
-    chosen = torch.randperm(len(flat[0]), generator=generator)[: search.points]
+    chosen = torch.randperm(len(flat[0]), generator=generator)[: plan.points]
     points, targets, scale = _normalised(flat[0][chosen], flat[1][chosen])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, reached, plain = _best(points, targets, search, n, seed)
-        return _read(model, points, targets, plain, reached, x[test], catalogue(n, space), coordinates(n, space), scale, search)
+        if search.way(n) == "learned":
+            fitted = _best(points, targets, search, plan, seed)
+        else:
+            fitted = _in_order(points, targets, x[train] / scale, search, plan, n // space, seed)
+        return _read(fitted, points, targets, x[test], catalogue(n, space), coordinates(n, space), scale)
 
 
 def _split(count: int, part: float) -> tuple[slice, slice]:
@@ -93,23 +142,68 @@ def _normalised(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, float]:
     return (x / scale).float(), (v / speed).float(), scale
 
 
-def _best(x: Tensor, v: Tensor, search: Search, n: int, seed: int) -> tuple[Regression, list[float], float]:
-    """The model of the best start, the log evidence of each start, and the log evidence without symmetry for the same features."""
-    quantities = search.quantities or 2 * n * n
-    samples = search.samples or (64 if n == 1 else 256)
+@dataclass(frozen=True)
+class _Fitted:
+    """The model with most evidence, the evidence that each start (or each number of directions) reached, and without symmetry."""
+
+    model: Regression
+    reached: list[float]
+    plain: float
+    features: str
+
+
+def _best(x: Tensor, v: Tensor, search: Search, plan: Plan, seed: int) -> _Fitted:
+    """The best of several random starts, from which A and b are learned; without symmetry, the features are the same."""
+    dimension, made = x.shape[1], (plan.features, search.measure, plan.lengthscale)
     models, reached = [], []
     for start in range(search.starts):
-        model = Regression(
-            2 * n, Quadratic(2 * n, quantities, search.start), search.features, search.measure, search.lengthscale
-        )
-        model.fit(x, v, search.steps, samples, seed=seed + 10_000 * start)
+        model = Regression(dimension, Quadratic(dimension, plan.quantities, search.start), *made)
+        model.fit(x, v, plan.steps, plan.samples, seed=seed + 10_000 * start)
         models.append(model)
         reached.append(_log_evidence(model, x, v))
     best = models[reached.index(max(reached))]
-    plain = Regression(2 * n, None, search.features, search.measure, search.lengthscale)
+    plain = Regression(dimension, None, *made)
     plain.omega, plain.phase = best.omega, best.phase
-    plain.fit(x, v, search.steps, 1)
-    return best, reached, _log_evidence(plain, x, v)
+    plain.fit(x, v, plan.steps, 1)
+    return _Fitted(best, reached, _log_evidence(plain, x, v), ALL)
+
+
+def _in_order(x: Tensor, v: Tensor, trajectories: Tensor, search: Search, plan: Plan, bodies: int, seed: int) -> _Fitted:
+    """Features by the evidence without symmetry; then the number of directions of least drift by the evidence with them."""
+    space = x.shape[1] // (2 * bodies)
+    sees: dict[str, Tensor | None] = {ALL: None}
+    if bodies > 2:
+        sees[PAIRS] = pairs_of_bodies(plan.features, bodies, space)
+    given = partial(_given, x, v, search.measure, plan, seed)
+    plain = {name: _log_evidence(given(None, seen), x, v) for name, seen in sees.items()}
+    features = max(plain, key=plain.__getitem__)
+    drifts, directions = least_drift(trajectories)
+    most = min(plan.quantities, len(drifts) - 1)
+    models = [given(directions[:m], sees[features]) for m in cuts(drifts, most, search.cuts)]
+    reached = [_log_evidence(model, x, v) for model in models]
+    return _Fitted(models[reached.index(max(reached))], reached, plain[features], features)
+
+
+def _given(
+    x: Tensor, v: Tensor, measure: Measure, plan: Plan, seed: int, directions: Tensor | None, sees: Tensor | None
+) -> Regression:
+    """The model whose quantities are an orthonormal basis of ``directions``; their size and the lengthscale are learned."""
+    torch.manual_seed(seed)  # the same features for every model
+    conserved = None
+    if directions is not None:
+        basis = torch.linalg.qr(directions.mT)[0].mT.float()
+        square = x.shape[1] ** 2
+        conserved = Quadratic.of(basis[:, :square].unflatten(1, (x.shape[1], -1)), basis[:, square:]).requires_grad_(False)
+    model = Regression(x.shape[1], conserved, plan.features, measure, plan.lengthscale, sees)
+    model.log_lengthscale.requires_grad_(True)
+    model.log_size.requires_grad_(conserved is not None)
+    model.fit(x, v, plan.steps, plan.samples, lr=0.1, seed=seed)
+    if conserved is not None:
+        with torch.no_grad():
+            for part in conserved.parameters():
+                part.mul_(model.log_size.exp())
+            model.log_size.zero_()
+    return model
 
 
 def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
@@ -119,22 +213,15 @@ def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
 
 
 def _read(
-    model: Regression,
-    x: Tensor,
-    v: Tensor,
-    plain: float,
-    reached: list[float],
-    held_out: Tensor,
-    known: list[Known],
-    names: list[str],
-    scale: float,
-    search: Search,
+    fitted: _Fitted, x: Tensor, v: Tensor, held_out: Tensor, known: list[Known], names: list[str], scale: float
 ) -> Discovery:
+    model, reached, plain = fitted.model, fitted.reached, fitted.plain
     assert model.conserved is not None
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
     count = count_directions(values, max(reached) - plain)
     basis = readable(vectors[:count], known, scale)
-    lost = [max(reached) - _without(model, x, v, direction[None]) for direction in basis]
+    whole = _without(model, x, v, basis[:0])  # learned again as much as the models without a direction
+    lost = [whole - _without(model, x, v, direction[None]) for direction in basis]
     quantities = [
         _quantity(direction, nats, known, names, scale, held_out) for direction, nats in zip(basis, lost, strict=True)
     ]
@@ -145,8 +232,9 @@ def _read(
     conserved, drifting = (
         tuple(q for q, drift in zip(quantities, drifts, strict=True) if drift == which) for which in (False, True)
     )
+    found = tuple(values.tolist())
     return Discovery(
-        conserved, drifting, tuple(values.tolist()), vectors, max(reached), plain, tuple(reached), left, len(x), scale
+        conserved, drifting, found, vectors, max(reached), plain, tuple(reached), left, len(x), scale, fitted.features
     )
 
 

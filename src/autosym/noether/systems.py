@@ -1,7 +1,7 @@
 """Systems with known conserved quantities: oscillators, bodies in the plane, a pendulum."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,17 +41,19 @@ def oscillators(count: int) -> System:
     return System(f"{count}-oscillators", 2 * count, 1, lambda x: x.square().sum(-1) / 2, tuple(unitary(count)))
 
 
-def planar_bodies(count: int = 3) -> System:
-    """Bodies of unit mass in the plane with the potential -1 / sqrt(r^2 + 1) between any two; q = (x1, y1, x2, y2, ...)."""
+def planar_bodies(count: int = 3, masses: Sequence[float] | None = None) -> System:
+    """Bodies in the plane with the potential -m m' / sqrt(r^2 + 1) between any two, all m = 1 by default; q = (x1, y1, x2, y2, ...)."""
     first, second = torch.triu_indices(count, count, 1)
+    m = torch.ones(count, dtype=torch.float64) if masses is None else torch.tensor(masses, dtype=torch.float64)
 
     def hamiltonian(x: Tensor) -> Tensor:
-        q, p = x.chunk(2, -1)
-        places = q.unflatten(-1, (count, 2))
-        squares = (places[..., first, :] - places[..., second, :]).square().sum(-1)
-        return p.square().sum(-1) / 2 - (squares + 1).rsqrt().sum(-1)
+        q, p = (t.unflatten(-1, (count, 2)) for t in x.chunk(2, -1))
+        squares = (q[..., first, :] - q[..., second, :]).square().sum(-1)
+        mass = m.to(x)
+        kinetic = (p.square().sum(-1) / (2 * mass)).sum(-1)
+        return kinetic - (mass[first] * mass[second] * (squares + 1).rsqrt()).sum(-1)
 
-    return System(f"{count}-bodies", 4 * count, 2, hamiltonian, tuple(bodies(count, 2)))
+    return System(f"{count}-bodies", 4 * count, 2, hamiltonian, tuple(bodies(count, 2, m)))
 
 
 def pendulum() -> System:

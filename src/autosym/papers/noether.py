@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from autosym.evidence.variational import Posterior
 from autosym.linear.products import fast_products
+from autosym.noether.candidates import begin
 from autosym.noether.conserved import Measure, Quadratic, even, recordable_exponential, shifted
 from autosym.noether.dynamics import Field, euler, midpoint
 from autosym.noether.found import STANDS_OUT
@@ -38,6 +39,7 @@ INTEGRATORS: dict[str, Callable[["Run", Field, Tensor], Tensor]] = {
     "euler": lambda run, velocity, x: euler(velocity, x, run.dt, run.substeps),
     "midpoint": lambda run, velocity, x: midpoint(velocity, x, run.dt, run.substeps, run.iterations),
 }
+BEGINS = ("noise", "least-drift")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Run:
     batch: int = 7  # trajectories
     epochs: int = 5000
     warmup: int = 0  # epochs without symmetry
+    momenta: int = 0  # epochs after the warm-up in which b is learned, and A is not
+    begin: str = "noise"  # where quantities start: noise, or least-drift (the directions that change least along training data)
     taus: int = 32
     weights: int = 10  # samples of the weights
     layers: int = 3
@@ -170,8 +174,8 @@ class Learner(nn.Module):
         self.to(device)
         groups = [{"params": list(self.posterior.parameters()), "lr": torch.tensor(run.lr, device=device)}]
         if run.model == "learned" and self.conserved is not None:
-            rate = torch.tensor(run.quantities_lr, device=device)
-            groups.append({"params": list(self.conserved.parameters()), "lr": rate})
+            for part in (self.conserved.raw, self.conserved.shift):
+                groups.append({"params": [part], "lr": torch.tensor(run.quantities_lr, device=device)})
         self.optimiser = torch.optim.Adam(groups, fused=True, capturable=device == "cuda")
         self.times = self.uniform(run.taus)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed until ``take_loss``
@@ -210,7 +214,8 @@ class Learner(nn.Module):
         """All batches once, in a new random order; learned quantities do not change during the warm-up."""
         run = self.run
         rate = 0.5 * (1 + math.cos(math.pi * epoch / run.epochs))
-        for group, lr in zip(self.optimiser.param_groups, (run.lr, run.quantities_lr), strict=False):
+        of_A = run.quantities_lr if epoch >= run.warmup + run.momenta else 0.0
+        for group, lr in zip(self.optimiser.param_groups, (run.lr, of_A, run.quantities_lr), strict=False):
             group["lr"].fill_(lr * rate)
         step = self.steps[epoch >= run.warmup or run.model != "learned"]
         for rows in torch.randperm(run.trajectories, device=held["inputs"].device).split(run.batch):
@@ -234,6 +239,8 @@ def execute(
     """
     if run.integrator not in INTEGRATORS:
         raise ValueError(f"no integrator is called {run.integrator!r}: use {', '.join(INTEGRATORS)}")
+    if run.begin not in BEGINS:
+        raise ValueError(f"quantities cannot begin at {run.begin!r}: use {', '.join(BEGINS)}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     held = data(run, device)
     found = [_one_start(run, number, held, device, progress, out, resume) for number in range(run.starts)]
@@ -251,6 +258,8 @@ def _one_start(
     folder = out / f"start{number}" if out is not None and run.starts > 1 else out
     torch.manual_seed(1_000 * run.seed + number)
     learner = Learner(run, device)
+    if run.begin == "least-drift" and run.model == "learned" and learner.conserved is not None:
+        begin(learner.conserved, held["targets"], run.start)
     first, seconds = _load(learner, folder) if resume and folder is not None else (0, 0.0)
     start = time.perf_counter()
     with fast_products():

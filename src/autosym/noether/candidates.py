@@ -1,0 +1,85 @@
+"""Candidates in closed form: the quantities of degree two that change least along trajectories, in order of their drift.
+
+    C_u(x) = sum_i u_i C_i(x),   C_i all monomials of degree one and two
+    drift(u)^2 = u^T W u / (u^T G u * s),     W = mean (C - its mean along the trajectory)^2,   G = mean grad C . grad C
+
+W and G are matrices, so the quantities of least drift are eigenvectors. Noise of the states adds the same to every drift: it moves
+the states, and C changes by that times its gradient. So the order survives noise. No drift is small by itself: what counts as a
+symmetry is for the evidence to say.
+"""
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from autosym.noether.conserved import Quadratic
+
+FLAT = 1e-9  # of the largest: the data do not extend in this direction
+NEGLIGIBLE = 1e-3  # drifts below it are taken for equal
+
+
+def least_drift(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Drifts (D,) in ascending order, and the quantities (A, b) as unit rows (D, M M + M), of trajectories x (N, T, M) of size 1."""
+    dimension = x.shape[2]
+    basis = monomials(dimension).to(x)
+    A, b = basis[:, : dimension**2].unflatten(1, (dimension, dimension)), basis[:, dimension**2 :]
+    values = torch.einsum("nti,kij,ntj->ntk", x, A, x) / 2 + x @ b.mT
+    changes = (values - values.mean(1, keepdim=True)).flatten(0, 1)
+    states = x.flatten(0, 1)
+    moved = (x - x.mean(1, keepdim=True)).square().sum(-1).mean() / dimension
+    spread = torch.linalg.eigvalsh(torch.cov(states.mT))
+    if spread[0] <= FLAT * spread[-1]:
+        filled = int((spread > FLAT * spread[-1]).sum())
+        raise ValueError(
+            f"the states fill only {filled} of {dimension} dimensions, as in the frame of the centre of mass: which quantities of the "
+            "other dimensions are conserved cannot be seen. Give trajectories with a moving centre"
+        )
+    slopes = (torch.einsum("kij,nj->nki", A, states) + b).mT.flatten(0, 1)  # (N T M, D)
+    root = torch.linalg.cholesky(slopes.mT @ slopes / len(states))
+    whitened = torch.linalg.solve_triangular(root, changes.mT, upper=False)
+    squares, vectors = torch.linalg.eigh(whitened @ whitened.mT / (len(states) * moved))
+    found = torch.linalg.solve_triangular(root.mT, vectors, upper=True).mT @ basis
+    return squares.clamp_min(0).sqrt(), found / found.norm(dim=1, keepdim=True)
+
+
+def begin(conserved: Quadratic, trajectories: Tensor, start: float) -> None:
+    """Set quantities to the candidates before the largest jump of the drift, at size ``start``; all others to a thousandth of it."""
+    x = (trajectories.cpu() / conserved.size.cpu()).double()
+    drifts, directions = least_drift(x)
+    (count,) = cuts(drifts, min(len(conserved.b), len(drifts) - 1), 1)
+    basis = torch.linalg.qr(directions[: len(conserved.b)].mT)[0].mT
+    basis[:count] *= start
+    basis[count:] *= 1e-3 * start
+    square = x.shape[2] ** 2
+    with torch.no_grad():
+        conserved.raw.copy_(basis[:, :square].unflatten(1, (x.shape[2], -1)))
+        conserved.shift.copy_(basis[:, square:])
+
+
+def monomials(dimension: int) -> Tensor:
+    """An orthonormal basis (D, M M + M) of all symmetric A and all b."""
+    one = torch.eye(dimension**2 + dimension, dtype=torch.float64)
+    rows, columns = torch.triu_indices(dimension, dimension)
+    quadratic = one[rows * dimension + columns] + one[columns * dimension + rows]
+    return torch.cat([quadratic / quadratic.norm(dim=1, keepdim=True), one[dimension**2 :]])
+
+
+def cuts(drifts: Tensor, most: int, count: int) -> list[int]:
+    """The ``count`` largest jumps of the drift among the first ``most``, in ascending order: candidates of like drift belong together."""
+    raised = drifts[: most + 1] + NEGLIGIBLE
+    jumps = raised[1:] / raised[:-1]
+    return sorted(int(i) + 1 for i in jumps.topk(min(count, len(jumps))).indices)
+
+
+def pairs_of_bodies(features: int, bodies: int, space: int) -> Tensor:
+    """Which coordinates a feature sees, (F, M): the positions of two bodies, or the momentum of one.
+
+    Nothing in it knows of distances: a feature of two positions is a function of four numbers, if bodies are in the plane.
+    """
+    of_pair = [torch.isin(torch.arange(bodies), torch.tensor(pair)) for pair in combinations(range(bodies), 2)]
+    alone = list(torch.eye(bodies, dtype=torch.bool))
+    nothing = torch.zeros(bodies, dtype=torch.bool)
+    kinds = [torch.cat([seen, nothing]) for seen in of_pair], [torch.cat([nothing, seen]) for seen in alone]
+    rows = [kinds[f % 2][f // 2 % len(kinds[f % 2])] for f in range(features)]
+    return torch.stack(rows).repeat_interleave(space, 1)
