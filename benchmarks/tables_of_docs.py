@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import findings
+import speed_table
 from autosym.papers import images, invariance, noether, table1, table2, table3
 from findings import made, markdown
 
@@ -201,19 +202,23 @@ def peers() -> str:
     return markdown(header, rows) + made([result], "make bench")
 
 
-TABLES: dict[str, Callable[[], str]] = findings.TABLES | {
-    "peers": peers,
-    "published": published,
-    "table1": first,
-    "table2": second,
-    "table3": third,
-    "table3-shares": third_shares,
-    "invariance-1": ranges,
-    "invariance-2": lambda: affine("invariance-2"),
-    "invariance-3": lambda: affine("invariance-3"),
-    "invariance-ranges": affine_ranges,
-    "noether": razor,
-}
+TABLES: dict[str, Callable[[], str]] = (
+    findings.TABLES
+    | speed_table.TABLES
+    | {
+        "peers": peers,
+        "published": published,
+        "table1": first,
+        "table2": second,
+        "table3": third,
+        "table3-shares": third_shares,
+        "invariance-1": ranges,
+        "invariance-2": lambda: affine("invariance-2"),
+        "invariance-3": lambda: affine("invariance-3"),
+        "invariance-ranges": affine_ranges,
+        "noether": razor,
+    }
+)
 
 
 def pages(root: Path = ROOT) -> list[Path]:

@@ -35,11 +35,12 @@ import autosym
 from autosym.answer.hypotheses import SHIFTS
 from autosym.runtime.provenance import provenance
 from resumable import run_each, stored
-from truth import FIRST_SEED, GROUPS, REGRESSIONS, Case, digit_data, planted, regression_data, teacher_data, trained
+from truth import GROUPS, REGRESSIONS, Case, digit_data, planted, regression_data, teacher_data, trained
 from truth_table import broken_layers, print_table, rows
 
 OUT = Path(__file__).parent / "results" / "truth_planted"
 LOT = 104  # the seed of the order: written down before any run
+REPORTED = 5000  # the first seed of cases that are reported: none of them was looked at before the rules were written
 TRIED = 9000  # the first seed of cases that settings are chosen by
 
 
@@ -129,7 +130,7 @@ def main() -> int:
     for name, what in (("list", "name the cases"), ("table", "print the table")):
         parser.add_argument(f"--{name}", action="store_true", help=what)
     options = parser.parse_args()
-    lot = drawn(FIRST_SEED) if options.tried is None else drawn(TRIED)[: options.tried]
+    lot = drawn(REPORTED) if options.tried is None else drawn(TRIED)[: options.tried]
     most = options.samples or max(case.samples for case in lot)
     cases = dict.fromkeys(replace(case, samples=min(case.samples, most)) for case in lot[: options.cases])
     cases = [case for case in cases if fnmatch(case.name, options.only)]

@@ -152,6 +152,8 @@ def broken(page):
     wrong = []
     for file, anchor in links(page.read_text()):
         target = page.parent / file if file else page
+        if file.startswith("notebooks/"):  # a page that the site makes of a notebook
+            target = ROOT / "examples" / f"{target.stem}.ipynb"
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(f"{file}#{anchor}" if anchor else file)
     return wrong

@@ -53,12 +53,22 @@ class Verdict:
     tried: Mapping[str, float] = field(default_factory=dict)
     opinion: Opinion | None = None
     layers: tuple[LayerAnswer, ...] = ()
+    moved: float | None = (
+        None  # the probability that data with the symmetry change as much when they are moved; None: not known
+    )
 
     @property
     def probability(self) -> float:
-        """By its own margin: of a no, that breaking gains; of a yes, that the tie is worth something; undecided: the likelier of both."""
+        """Of a no, that breaking gains, or that the data change; of a yes, that the tie is worth something; else the likelier margin."""
         gains = self.breaking.probability
+        if self.judgement == "no" and self.by_moving:
+            return max(gains, 1 - (self.moved or 0.0))
         return {"no": gains, "yes": self.tie.probability, "undecided": max(gains, 1 - gains)}[self.judgement]
+
+    @property
+    def by_moving(self) -> bool:
+        """Whether it is a no because the data change when they are moved: what breaking gains would not count by itself."""
+        return self.judgement == "no" and not self.breaking.counts
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -145,6 +155,11 @@ class Answer:
             f"{v.symmetry} is undecided: {v.why}. What would decide: {'; '.join(v.advice)}." for v in self.verdicts if v.why
         ]
         value = nats(self.best.log_evidence, self.best.error)
+        more += [
+            f"{v.symmetry}: the data change when they are moved (data with this symmetry would do so with probability {v.moved:.3g})."
+            for v in self.verdicts
+            if v.by_moving and v.moved is not None
+        ]
         cost = f"{self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
         best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {value} ({cost})"
         return "\n".join([table(rows, "<<>><"), *more, best, *(f"Note: {note}" for note in self.notes)])
@@ -222,7 +237,16 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
             gains = {name: said[name] and Gain(*(_number(said[name][key]) for key in ("nats", "error"))) for name in GAINS}
             opinion = Opinion(**(said | gains | {"evidence": _number(said["evidence"], math.nan)}))
         verdicts.append(
-            Verdict(v["symmetry"], v["judgement"], **margins, why=v["why"], tried=v["tried"], opinion=opinion, layers=layers)
+            Verdict(
+                v["symmetry"],
+                v["judgement"],
+                **margins,
+                why=v["why"],
+                tried=v["tried"],
+                opinion=opinion,
+                layers=layers,
+                moved=v.get("moved"),
+            )
         )
     candidates = tuple(Candidate(**c) for c in given["candidates"])
     numbers = (given["samples"], given["cost"], given["seconds"])

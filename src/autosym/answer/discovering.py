@@ -12,13 +12,14 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path as File
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autosym.answer import margins, symmetrising
+from autosym.answer import margins, moving, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import Built, Given, checked, seeded
@@ -30,6 +31,7 @@ from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.evidence import laplace
+from autosym.evidence.verdicts import LITTLE, gained
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
 from autosym.training.schedule import Schedule
@@ -86,7 +88,8 @@ def discover(
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
         steps = (fitter.perform, fitter.share, tell, networks.route, fitter.layers)
-        search = Search(networks.questions, fitter.plan, *steps).run()
+        weak = partial(_explains_little, samples=samples, classes=likelihoods.classes(likelihood, outputs) or 0)
+        search = Search(networks.questions, fitter.plan, *steps, weak, _moved(names, data, samples)).run()
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
@@ -103,6 +106,20 @@ def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe:
         fit = fitter.fitted(key)
     found = (tuple(verdicts), tuple(_candidates(search, fitter)), fitter.samples, search.spent, time.perf_counter() - begun)
     return Answer(*found, notes, recipe, fit)
+
+
+def _moved(names: Sequence[str], data: Data, samples: int) -> dict[str, float]:
+    """How probable it is, of each symmetry, that data with it change as much as these when they are moved; the same in all processes."""
+    found = None
+    with processes.agreeing(), processes.alone():
+        if processes.first():
+            pair = moving.some(data, samples)
+            found = {name: moving.probability(name, *pair) for name in names}
+    return processes.shared(found, 0)
+
+
+def _explains_little(log_evidence: float, samples: int, classes: int) -> bool:
+    return classes > 1 and gained(log_evidence, samples, classes) < LITTLE
 
 
 def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,8 +277,8 @@ def _verdict(search: Search, fitter: Fitter, question: Question, finding: Findin
             judgement, why = "undecided", contradiction
     prices = search.prices.get(question.symmetry, {})
     layers = tuple(LayerAnswer(layer, price.nats, price.needed) for layer, price in prices.items())
-    margins_of = (finding.breaking, finding.tie)
-    return Verdict(question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers)
+    margins_of, moved = (finding.breaking, finding.tie), search.moved.get(question.symmetry)
+    return Verdict(question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers, moved)
 
 
 def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> str:

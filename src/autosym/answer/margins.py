@@ -7,8 +7,8 @@ from few runs, so a margin is judged by Student's t. Two margins decide on a sym
 over one that keeps it; *tie* is what that one gains over a network without the tie. A network that may break the symmetry contains the
 strict one, so breaking never loses much: the tie must speak for a symmetry.
 
-    no          breaking gains more than its error
-    yes         breaking gains next to nothing, and the tie is worth more than its error
+    no          breaking gains more than its error; or it gains something, and the data change when they are moved (``moving``)
+    yes         breaking gains next to nothing, the tie is worth more than its error, and the strict network explains more than little
     undecided   neither
 
 Next to nothing is 10 nats; or one standard error, if strict and relaxed networks that were fitted on from the same ends do not differ
@@ -25,6 +25,7 @@ import torch
 
 CONFIDENCE = 0.975  # a margin counts if it is positive with this probability
 FEW = 10.0  # nats: breaking that gains less is not worth a path (as in ``simplify``)
+RARE = 0.005  # a probability: what happens no more often by chance is taken for more than chance
 LEAST = 1.0  # nats between the runs of a network that has learned something
 LARGEST = (1.0, 0.826, 0.748, 0.701, 0.669, 0.645, 0.626, 0.611)  # deviations of the largest of 1, 2, ... normal numbers
 Judgement = Literal["yes", "no", "undecided"]
@@ -111,13 +112,20 @@ def of_best(runs: int) -> float:
     return LARGEST[min(max(runs, 1), len(LARGEST)) - 1]
 
 
-def judge(breaking: Sequence[Margin], tie: Margin, pairs: Margin | None = None) -> Judgement:
-    """The verdict by what each way of breaking gains, by what the tie is worth, and by the mean gain of pairs from the same ends."""
-    if any(margin.counts and margin.nats > FEW for margin in breaking):
+def judge(
+    breaking: Sequence[Margin], tie: Margin, pairs: Margin | None = None, moved: float = 1.0, weak: bool = False
+) -> Judgement:
+    """The verdict by what each way of breaking gains, by what the tie is worth, and by the mean gain of pairs from the same ends.
+
+    ``moved`` is the probability that data with the symmetry change as much as these when they are moved. A ``weak`` network explains so
+    little that its symmetry says nothing.
+    """
+    gains = [margin for margin in breaking if margin.nats > FEW]
+    if any(margin.counts for margin in gains) or (gains and moved <= RARE):
         return "no"
     alike = pairs is not None and pairs.nats <= max(pairs.error, FEW)
     small = all(margin.nats <= (max(margin.error, FEW) if alike else FEW) for margin in breaking)
-    return "yes" if small and tie.counts and tie.nats > FEW else "undecided"
+    return "yes" if small and tie.counts and tie.nats > FEW and not weak else "undecided"
 
 
 def could_still_close(breaking: Margin, rise: float | None) -> bool:

@@ -60,6 +60,10 @@ class Search:
     tell: Callable[[str], None] = lambda text: None
     route: Callable[[Run], str] = lambda run: ""  # by which weights a run begins: seeds of other routes tell nothing of chance
     layers: Callable[[str], Sequence[str]] = lambda network: ()  # of a relaxed network: those with paths that break
+    weak: Callable[[float], bool] = lambda log_evidence: False  # whether a network with this evidence explains little
+    moved: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by symmetry, how probable it is that data with it look like these
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
     prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
@@ -240,14 +244,15 @@ class Search:
         for network in dict.fromkeys((question.untied, *question.breaking)):
             ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
         pairs = margins.mean(self.gains(question))
-        judgement = margins.judge(ways, tie, pairs)
+        weak, moved = strict is not None and self.weak(strict.log_evidence), self.moved.get(question.symmetry, 1.0)
+        judgement = margins.judge(ways, tie, pairs, moved, weak)
         breaking = max(ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
-        why = _why(ways, tie, pairs) if judgement == "undecided" else ""
+        why = _why(ways, tie, pairs, weak) if judgement == "undecided" else ""
         failed = [network for network in question.networks if self.best(network) is None]
         if failed:  # which says nothing against it: networks that explain all labels fail too
             judgement, why = (
@@ -310,8 +315,10 @@ class Search:
         return self.outcomes[run].log_evidence
 
 
-def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None) -> str:
+def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, weak: bool) -> str:
     """Why two margins leave it open."""
+    if weak and margins.judge(ways, tie, pairs) == "yes":
+        return "the networks explain so little of the labels that they would not notice if it were broken"
     largest = max(ways, key=lambda margin: margin.nats)
     alike = pairs is not None and pairs.nats <= max(pairs.error, margins.FEW)
     if largest.nats > (max(largest.error, margins.FEW) if alike else margins.FEW):

@@ -296,9 +296,8 @@ def report(
         printing: how much to print.
 
     Examples:
-        autosym report r
-        autosym report r other --out both.html
         autosym report r --compare other --out page.html
+        autosym report r other --out both.html
     """
     if other is not None and compare:
         raise Misused("--compare is for the report of one run: leave it out, or the second run")

@@ -17,7 +17,8 @@ from torch import Tensor
 
 KEPT = 16  # reflections
 BITS = 54  # bisections
-ROWS, COLUMNS = 16, 128  # of a matrix, that one program has at a time
+ROWS, COLUMNS = 8, 256  # of a matrix, that one program has at a time
+LANES = 128  # eigenvalues of one program
 EXACT = 1e-9  # how far the sums of eigenvalues and of their squares may be from those of the matrix
 
 
@@ -66,7 +67,7 @@ def bisected(kernels: SimpleNamespace, d: Tensor, beside: Tensor) -> Tensor:
     count, n = d.shape
     radius = beside.abs() + F.pad(beside.abs(), (0, 1))[:, 1:]
     low, high, found = (d - radius).amin(1), (d + radius).amax(1), torch.empty_like(d)
-    kernels.bisect[(count, -(-n // COLUMNS))](d, beside.square(), low, high, found, n, BITS, BLOCK=COLUMNS)
+    kernels.bisect[(count, -(-n // LANES))](d, beside.square(), low, high, found, n, BITS, BLOCK=LANES)
     return found
 
 
