@@ -13,7 +13,9 @@ from autosym.report.drawing import new_figure
 from autosym.report.words import APPROXIMATE
 
 STANDS_OUT = 0.2  # of the largest singular value: a direction below it is a remainder of the random start
-DRIFTS = 0.25  # a quantity that drifts more than this is not conserved, whatever its evidence
+DRIFTS = 0.1  # a quantity that drifts more than this is not conserved, unless the evidence needs it
+ROUGH = 0.25  # a quantity that drifts more than this is not conserved, whatever its evidence
+EVIDENT = 5.0  # nats, odds of 150 to 1: the least evidence for a set of quantities, or for one that drifts more than DRIFTS
 SAME = 0.95  # a quantity gets the name of a known one if their cosine is at least this
 
 
@@ -41,17 +43,19 @@ class Quantity:
 class Discovery:
     """The conserved quantities that the evidence supports.
 
-    A direction counts as a symmetry if three things hold. Its singular value in the stack of generators is at least STANDS_OUT of
-    the largest (directions of least drift all have the same: the evidence chooses how many there are). Its drift along held-out
-    trajectories is at most DRIFTS. The model has more evidence than the model without any
-    symmetry, also after the directions that drift are removed.
+    Directions stand out if their singular value in the stack of generators is at least STANDS_OUT of the largest (directions of
+    least drift all have the same: the evidence chooses how many there are), and if all directions together have more evidence than
+    no symmetry. Those that drift by at most DRIFTS along held-out trajectories are conserved, and so are those that drift by at
+    most ROUGH if EVIDENT nats are lost without them. They count if they have evidence as a set: by themselves, without all other
+    directions, at least EVIDENT nats more than no symmetry. A member of the set may have negative nats, as flows of other members
+    can move points in the same way.
     """
 
     quantities: tuple[Quantity, ...]
-    drifting: tuple[Quantity, ...]  # stand out, but are not conserved, or have evidence only together with such
+    drifting: tuple[Quantity, ...]  # stand out, but are not conserved, or have too little evidence by themselves
     singular_values: tuple[float, ...]
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
-    log_evidence: float  # of the velocities, in nats, exact
+    log_evidence: float  # of the velocities, in nats, exact; with the quantities alone, or with all directions if none counts
     log_evidence_without: float  # of the same model without any symmetry
     starts: tuple[float, ...]  # the log evidence that each start, or each number of directions, reached; the best is kept
     residual: float  # change of the averaged H under its flows, relative to F: 0 is invariant
@@ -69,9 +73,11 @@ class Discovery:
         return [quantity.generators()[0].tolist() for quantity in made]
 
     def parallelness(self, truth: tuple[Known, ...]) -> list[float]:
-        """Norm of the projection of each leading singular vector on the span of the true quantities: 1 is inside the span."""
+        """Norm of the projection of each quantity (without any, the first direction) on the span of the true ones: 1 is inside."""
         basis = torch.linalg.qr(torch.stack([known.vector(self.scale) for known in truth]).mT)[0]
-        return (self.directions[: max(1, self.symmetries)] @ basis).norm(dim=1).tolist()
+        made = (Known("", torch.tensor(q.A).double(), torch.tensor(q.b).double()) for q in self.quantities)
+        found = [quantity.vector(self.scale) for quantity in made] or [self.directions[0]]
+        return (torch.stack(found) @ basis).norm(dim=1).tolist()
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON. Here ``parallelness`` is the cosine between each quantity and the nearest known one."""
@@ -119,6 +125,11 @@ class Discovery:
             axis.imshow(matrix, cmap="RdBu", vmin=-bound, vmax=bound)
             axis.set(title=quantity.name or "unnamed", xticks=[], yticks=[])
         return figure
+
+
+def is_conserved(quantity: Quantity) -> bool:
+    """Drifts little; or not too much, if the evidence needs it: a direction that was learned from few points is a few degrees off."""
+    return quantity.drift <= (ROUGH if quantity.nats >= EVIDENT else DRIFTS)
 
 
 def count_directions(singular_values: Tensor, gain: float) -> int:

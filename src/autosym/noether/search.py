@@ -11,12 +11,13 @@ from torch import Tensor
 from autosym.noether.candidates import cuts, least_drift, pairs_of_bodies
 from autosym.noether.conserved import Measure, Quadratic
 from autosym.noether.dynamics import residual
-from autosym.noether.found import DRIFTS, SAME, Discovery, Quantity, count_directions, readable
+from autosym.noether.found import EVIDENT, SAME, Discovery, Quantity, count_directions, is_conserved, readable
 from autosym.noether.known import Known, catalogue, coordinates, symbols
 from autosym.noether.regression import Regression, stacked
 from autosym.noether.trajectories import checked, velocities
 
 ALL, PAIRS = "all coordinates", "pairs of bodies"  # what the features of a Hamiltonian may depend on
+STEPS = 100  # in which hyperparameters are learned again, once directions are taken out
 FINAL = 1024  # number of tau in the reported evidence
 SHOWN, SHOWN_STATES = 8, 100  # a report draws quantities along at most so many held-out trajectories, and states of each
 
@@ -188,12 +189,12 @@ def _given(
     x: Tensor, v: Tensor, measure: Measure, plan: Plan, seed: int, directions: Tensor | None, sees: Tensor | None
 ) -> Regression:
     """The model whose quantities are an orthonormal basis of ``directions``; their size and the lengthscale are learned."""
-    torch.manual_seed(seed)  # the same features for every model
     conserved = None
     if directions is not None:
         basis = torch.linalg.qr(directions.mT)[0].mT.float()
         square = x.shape[1] ** 2
         conserved = Quadratic.of(basis[:, :square].unflatten(1, (x.shape[1], -1)), basis[:, square:]).requires_grad_(False)
+    torch.manual_seed(seed)  # just before: the same features for every model
     model = Regression(x.shape[1], conserved, plan.features, measure, plan.lengthscale, sees)
     model.log_lengthscale.requires_grad_(True)
     model.log_size.requires_grad_(conserved is not None)
@@ -215,40 +216,60 @@ def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
 def _read(
     fitted: _Fitted, x: Tensor, v: Tensor, held_out: Tensor, known: list[Known], names: list[str], scale: float
 ) -> Discovery:
-    model, reached, plain = fitted.model, fitted.reached, fitted.plain
+    model = fitted.model
     assert model.conserved is not None
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
-    count = count_directions(values, max(reached) - plain)
-    basis = readable(vectors[:count], known, scale)
-    whole = _without(model, x, v, basis[:0])  # learned again as much as the models without a direction
-    lost = [whole - _without(model, x, v, direction[None]) for direction in basis]
-    quantities = [
-        _quantity(direction, nats, known, names, scale, held_out) for direction, nats in zip(basis, lost, strict=True)
-    ]
-    left = residual(_mean_features(model, x, v), model.conserved, x, model.times(256, 1), model.times(64, 2) / 2)
-    drifts = torch.tensor([q.drift > DRIFTS for q in quantities], dtype=torch.bool)
-    if drifts.any() and _without(model, x, v, torch.linalg.qr(basis[drifts].mT)[0].mT) <= plain:
-        drifts[:] = True  # the others have no evidence by themselves
+    without = partial(_without, model, x, v)
+    whole, none = without(vectors[:0]), max(fitted.plain, without(vectors))
+    basis = readable(vectors[: count_directions(values, whole - none)], known, scale)
+    quantities = [_quantity(direction, whole - without(direction[None]), known, names, scale, held_out) for direction in basis]
+    counted = torch.tensor([is_conserved(q) for q in quantities], dtype=torch.bool)
+    alone = without(_others(vectors, basis[counted])) if counted.any() else none
+    if alone - none < EVIDENT:
+        counted[:] = False
     conserved, drifting = (
-        tuple(q for q, drift in zip(quantities, drifts, strict=True) if drift == which) for which in (False, True)
+        tuple(q for q, counts in zip(quantities, counted, strict=True) if counts == which) for which in (True, False)
     )
-    found = tuple(values.tolist())
+    left = residual(_mean_features(model, x, v), model.conserved, x, model.times(256, 1), model.times(64, 2) / 2)
     return Discovery(
-        conserved, drifting, found, vectors, max(reached), plain, tuple(reached), left, len(x), scale, fitted.features
+        conserved,
+        drifting,
+        tuple(values.tolist()),
+        vectors,
+        alone if conserved else whole,
+        none,
+        tuple(fitted.reached),
+        left,
+        len(x),
+        scale,
+        fitted.features,
     )
 
 
-def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps: int = 30) -> float:
-    """The log evidence with orthonormal directions projected out, after precision and noise are learned again for a few steps."""
-    kept = {name: t.detach().clone() for name, t in model.named_parameters(recurse=False)}
+def _others(span: Tensor, kept: Tensor) -> Tensor:
+    """Orthonormal directions of the span of ``span`` (orthonormal rows) that are orthogonal to the rows of ``kept``, which lie in it."""
+    inside = kept @ span.mT
+    return torch.linalg.svd(inside)[2][len(kept) :] @ span
+
+
+def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps: int = STEPS) -> float:
+    """The log evidence with orthonormal directions projected out, after all other hyperparameters are learned again.
+
+    The lengthscale is among them: a flow that is no symmetry smooths the Hamiltonian. If the lengthscale is too short, that alone
+    raises the evidence. Every set of directions starts here from the same values, so that the evidence of two can be compared.
+    """
+    scalars = dict(model.named_parameters(recurse=False))
+    kept = {name: (t.detach().clone(), t.requires_grad) for name, t in scalars.items()}
+    for t in scalars.values():
+        t.requires_grad_(True)
     with model.without(directions):
         assert model.conserved is not None
         model.conserved.requires_grad_(False)
-        model.fit(x, v, steps, 64)
+        model.fit(x, v, steps, 64, lr=0.1)
         found = _log_evidence(model, x, v)
-    with torch.no_grad():
-        for name, t in model.named_parameters(recurse=False):
-            t.copy_(kept[name])
+    for name, t in scalars.items():
+        t.requires_grad_(kept[name][1])
+        t.data.copy_(kept[name][0])
     return found
 
 

@@ -9,7 +9,7 @@ from autosym.evidence.shares import WHOLE
 from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Step, Verdict
 from autosym.linear.path import Kept
 
-APPROXIMATE = "change along held-out trajectories, or have no evidence without others that do"  # about conserved quantities
+APPROXIMATE = "change along held-out trajectories, or have too little evidence by themselves"  # about conserved quantities
 RULE = (
     f"A layer counts as symmetric if the paths that break the symmetry hold less than {100 * STRICT:g}\u202f% of its effective "
     f"parameters, and as nearly symmetric below {100 * NEARLY:g}\u202f%."
