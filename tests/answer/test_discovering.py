@@ -410,3 +410,31 @@ def test_a_search_that_was_killed_goes_on_bit_for_bit(tmp_path):
     ours, theirs = (load_file(folder / "fit.safetensors") for folder in (killed, whole))
     assert set(ours) == set(theirs)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+# ---- data that are moved
+
+
+def test_counts_are_numbers_and_not_classes(data):
+    x, y = data
+    counts = torch.stack([y, 2 * y], 1).to(torch.int64)
+    answer = autosym.discover(
+        "f-fc+conv", (x, counts), "translations", "poisson", network=FORM | {"classes": 2}, epochs=3, seeds=2
+    )
+    assert 0 < answer.verdict("translations").moved <= 1
+
+
+def test_little_is_explained_by_the_entropy_of_labels():
+    y = torch.tensor([0] * 90 + [1] * 10)
+    entropy = discovering._entropy((torch.zeros(100, 1), y))
+    assert entropy == pytest.approx(0.325, abs=0.001)
+    assert discovering._explains_little(-30.0, 100, entropy)  # uniform guessing has -69: that labels are uneven is no merit
+    assert not discovering._explains_little(-25.0, 100, entropy)
+    assert not discovering._explains_little(-1e9, 100, None)
+
+
+def test_a_folder_remembers_how_data_change_when_they_are_moved(tmp_path):
+    store = Store(tmp_path, {})
+    assert store.moved(lambda: {"c4": 0.25}) == {"c4": 0.25}
+    assert store.moved(lambda: {"c4": 0.5}) == {"c4": 0.25}
+    assert Store(None, {}).moved(lambda: {"c4": 0.5}) == {"c4": 0.5}

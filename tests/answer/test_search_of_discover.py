@@ -48,9 +48,9 @@ def cost(network, width):
     return {1.0: 0.4, 2.0: 1.0, 4.0: 3.0}[width]
 
 
-def searched(stub, questions=(SHIFTS,), seeds=3, budget=8.0, widths=(1.0, 2.0), layers=lambda network: ()):
+def searched(stub, questions=(SHIFTS,), seeds=3, budget=8.0, widths=(1.0, 2.0), layers=lambda network: (), **more):
     plan = planned(questions, (), widths, seeds, budget, cost)
-    search = Search(questions, plan, stub, cost, layers=layers).run()
+    search = Search(questions, plan, stub, cost, layers=layers, **more).run()
     assert search.spent <= budget
     assert search.spent == pytest.approx(sum(plan.part(run.stage) * cost(run.network, run.width) for run in stub.made))
     return search
@@ -276,3 +276,23 @@ def test_quiet_networks_do_not_vouch_for_a_noisy_one():
         seeds = [len({run.seed for run in search._of(network, "long")}) for network in pair]
         expected = spread * math.hypot(*map(margins.of_best, seeds))
         assert search.between(*pair) == (pytest.approx(expected), freedom)
+
+
+def test_data_that_change_when_they_are_moved_decide_what_margins_leave_open():
+    little = {"conv": -1000.0, "f-fc+conv": -900.0, "f-fc": -1600.0}
+    assert verdicts(searched(Stub(little, noise=60.0, stuck=True))) == ["undecided"]
+    search = searched(Stub(little, noise=60.0, stuck=True), moved={"translations": margins.RARE})
+    (finding,) = search.findings()
+    assert finding.judgement == "no"
+    assert finding.breaking.nats > margins.FEW
+    assert not finding.breaking.counts
+    assert verdicts(searched(Stub(little, noise=60.0, stuck=True), moved={"c4": margins.RARE})) == ["undecided"]
+    assert verdicts(searched(Stub(SYMMETRIC), moved={"translations": margins.RARE})) == ["yes"]
+
+
+def test_networks_that_explain_little_do_not_vouch_for_a_symmetry():
+    search = searched(Stub(SYMMETRIC), weak=lambda value: value < -900)
+    (finding,) = search.findings()
+    assert finding.judgement == "undecided"
+    assert "explain so little" in finding.why
+    assert verdicts(searched(Stub(BROKEN), weak=lambda value: True)) == ["no"]

@@ -52,6 +52,18 @@ def test_the_headline_is_the_verdict_in_one_plain_sentence(judgements, sentence)
     assert sentence in page.text
 
 
+def test_a_no_by_moved_data_says_so():
+    found = answer(verdict("c4", "no", breaking=Margin(38.0, 74.0, 4), moved=0.0025), verdict("c2", "yes", moved=0.4))
+    page = Page(answered.html(found.as_dict()))
+    said = "The data change when images are moved. Data with this symmetry would do so with probability"
+    assert page.text.count(f"{said} 0.0025") == 1
+    assert "c4: the data change when they are moved" in str(found)
+    assert found.verdicts[0].probability == Margin(38.0, 74.0, 4).probability  # that of moved data is of another kind
+    plain = answer(verdict("c4", "no", breaking=Margin(500.0, 20.0, 4), moved=0.0025))
+    assert "data change when" not in str(plain)
+    assert said not in Page(answered.html(plain.as_dict())).text
+
+
 def test_the_page_holds_all_that_was_found():
     layers = (LayerAnswer("blocks.0", 0.5, False), LayerAnswer("blocks.1", 333.0, True))
     broken = verdict("c4", "no", breaking=Margin(math.inf, 0.0, 1), layers=layers)

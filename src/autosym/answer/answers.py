@@ -59,16 +59,14 @@ class Verdict:
 
     @property
     def probability(self) -> float:
-        """Of a no, that breaking gains, or that the data change; of a yes, that the tie is worth something; else the likelier margin."""
+        """By its own margin: of a no, that breaking gains; of a yes, that the tie is worth something; undecided: the likelier of both."""
         gains = self.breaking.probability
-        if self.judgement == "no" and self.by_moving:
-            return max(gains, 1 - (self.moved or 0.0))
         return {"no": gains, "yes": self.tie.probability, "undecided": max(gains, 1 - gains)}[self.judgement]
 
     @property
     def by_moving(self) -> bool:
         """Whether it is a no because the data change when they are moved: what breaking gains would not count by itself."""
-        return self.judgement == "no" and not self.breaking.counts
+        return self.judgement == "no" and self.moved is not None and not self.breaking.counts
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -158,7 +156,7 @@ class Answer:
         more += [
             f"{v.symmetry}: the data change when they are moved (data with this symmetry would do so with probability {v.moved:.3g})."
             for v in self.verdicts
-            if v.by_moving and v.moved is not None
+            if v.by_moving
         ]
         cost = f"{self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
         best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {value} ({cost})"
@@ -168,7 +166,7 @@ class Answer:
         """Everything but the fit, ready for JSON; numbers that are not finite are None."""
         state = asdict(_Plain(self.verdicts, self.candidates, self.samples, self.cost, self.seconds, self.notes))
         for verdict, own in zip(state["verdicts"], self.verdicts, strict=True):
-            verdict |= {"probability": own.probability, "advice": own.advice}
+            verdict |= {"probability": own.probability, "advice": own.advice, "by_moving": own.by_moving}
         return _finite(state | {"best": self.best.network})
 
     def save(self, folder: str | File) -> File:

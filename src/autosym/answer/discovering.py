@@ -31,7 +31,7 @@ from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.evidence import laplace
-from autosym.evidence.verdicts import LITTLE, gained
+from autosym.evidence.verdicts import LITTLE
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
 from autosym.training.schedule import Schedule
@@ -88,8 +88,10 @@ def discover(
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
         steps = (fitter.perform, fitter.share, tell, networks.route, fitter.layers)
-        weak = partial(_explains_little, samples=samples, classes=likelihoods.classes(likelihood, outputs) or 0)
-        search = Search(networks.questions, fitter.plan, *steps, weak, _moved(names, data, samples)).run()
+        classes = _classes(networks, likelihood)
+        weak = partial(_explains_little, samples=samples, entropy=_entropy(data) if classes else None)
+        moved = store.moved(lambda: _moved(names, data, samples, classes))
+        search = Search(networks.questions, fitter.plan, *steps, weak, moved).run()
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
@@ -108,18 +110,31 @@ def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe:
     return Answer(*found, notes, recipe, fit)
 
 
-def _moved(names: Sequence[str], data: Data, samples: int) -> dict[str, float]:
+@torch.no_grad()
+def _classes(networks: Built | Given, likelihood: Likelihood) -> bool:
+    """Whether targets are classes, for as many outputs as the networks have."""
+    outputs = networks.build(networks.questions[0].strict, networks.widths[0], 0)(networks.example)
+    return likelihoods.classes(likelihood, outputs.shape[-1]) is not None
+
+
+def _moved(names: Sequence[str], data: Data, samples: int, classes: bool) -> dict[str, float]:
     """How probable it is, of each symmetry, that data with it change as much as these when they are moved; the same in all processes."""
-    found = None
     with processes.agreeing(), processes.alone():
-        if processes.first():
-            pair = moving.some(data, samples)
-            found = {name: moving.probability(name, *pair) for name in names}
+        pair = moving.some(data, samples)
+        found = {name: moving.probability(name, *pair, classes) for name in names}
     return processes.shared(found, 0)
 
 
-def _explains_little(log_evidence: float, samples: int, classes: int) -> bool:
-    return classes > 1 and gained(log_evidence, samples, classes) < LITTLE
+def _entropy(data: Data) -> float:
+    """Of the labels, in nats a sample: what one who knows how frequent they are does not know."""
+    labels = torch.cat([y.reshape(-1) for _, y in batches(data, 256)])
+    parts = labels.unique(return_counts=True)[1].double() / len(labels)
+    return float(-(parts * parts.log()).sum())
+
+
+def _explains_little(log_evidence: float, samples: int, entropy: float | None) -> bool:
+    """Whether a network is hardly better than guessing by the frequencies of labels; None: targets are not classes."""
+    return entropy is not None and log_evidence < -(1 - LITTLE) * samples * entropy
 
 
 def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from few runs, so a margin is judged by Student's t. Two margins decide on a sym
 over one that keeps it; *tie* is what that one gains over a network without the tie. A network that may break the symmetry contains the
 strict one, so breaking never loses much: the tie must speak for a symmetry.
 
-    no          breaking gains more than its error; or it gains something, and the data change when they are moved (``moving``)
+    no          breaking gains more than its error; or more than next to nothing, and the data change when they are moved (``moving``)
     yes         breaking gains next to nothing, the tie is worth more than its error, and the strict network explains more than little
     undecided   neither
 
@@ -120,12 +120,12 @@ def judge(
     ``moved`` is the probability that data with the symmetry change as much as these when they are moved. A ``weak`` network explains so
     little that its symmetry says nothing.
     """
-    gains = [margin for margin in breaking if margin.nats > FEW]
-    if any(margin.counts for margin in gains) or (gains and moved <= RARE):
+    if any(margin.counts and margin.nats > FEW for margin in breaking):
         return "no"
     alike = pairs is not None and pairs.nats <= max(pairs.error, FEW)
-    small = all(margin.nats <= (max(margin.error, FEW) if alike else FEW) for margin in breaking)
-    return "yes" if small and tie.counts and tie.nats > FEW and not weak else "undecided"
+    if any(margin.nats > (max(margin.error, FEW) if alike else FEW) for margin in breaking):
+        return "no" if moved <= RARE else "undecided"
+    return "yes" if tie.counts and tie.nats > FEW and not weak else "undecided"
 
 
 def could_still_close(breaking: Margin, rise: float | None) -> bool:

@@ -127,6 +127,16 @@ class Store:
             files.write(path, json.dumps({"epochs": found.epochs}))
         return replace(found, epochs=_read(path)["epochs"]) if path.exists() else found
 
+    def moved(self, find: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """How the data change when they are moved: as the folder says, if it does. A loader may show them in another order now."""
+        path = None if self.folder is None else self.folder / "moved.json"
+        if path is not None and path.exists():
+            return _read(path)
+        found = find()
+        if path is not None and processes.first():
+            files.write(path, json.dumps(found))
+        return found
+
     def checkpoint(self, run: Run) -> File | None:
         return None if self.folder is None else self.folder / run.key / "checkpoint.safetensors"
 

@@ -246,7 +246,8 @@ class Search:
         pairs = margins.mean(self.gains(question))
         weak, moved = strict is not None and self.weak(strict.log_evidence), self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak)
-        breaking = max(ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
+        gains = [margin for margin in ways if margin.nats > margins.FEW] if judgement == "no" else []
+        breaking = max(gains or ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
@@ -318,7 +319,10 @@ class Search:
 def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, weak: bool) -> str:
     """Why two margins leave it open."""
     if weak and margins.judge(ways, tie, pairs) == "yes":
-        return "the networks explain so little of the labels that they would not notice if it were broken"
+        return (
+            "the networks explain so little of the labels that they would not notice if it were broken: more samples, longer runs or a "
+            "larger network would tell"
+        )
     largest = max(ways, key=lambda margin: margin.nats)
     alike = pairs is not None and pairs.nats <= max(pairs.error, margins.FEW)
     if largest.nats > (max(largest.error, margins.FEW) if alike else margins.FEW):

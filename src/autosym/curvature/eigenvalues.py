@@ -1,6 +1,5 @@
 """Eigenvalues of Kronecker factors, divided among threads and processes."""
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -84,12 +83,16 @@ def _of_many(factors: Mapping[str, Tensor], scaled: Callable[[str], Tensor]) -> 
 
 
 def _portions(counts: Mapping[str, int], most: int) -> list[list[str]]:
-    """The names in order, in groups whose counts add up to ``most``, or to a little more by the last of each."""
-    before = itertools.accumulate(counts.values(), initial=0)
-    groups: dict[int, list[str]] = {}
-    for name, count in zip(counts, before, strict=False):
-        groups.setdefault(count // max(most, 1), []).append(name)
-    return list(groups.values())
+    """The names in order, in groups whose counts add up to ``most`` at most; one that has more is alone."""
+    groups: list[list[str]] = []
+    room = 0
+    for name, count in counts.items():
+        if count > room:
+            groups.append([])
+            room = most
+        groups[-1].append(name)
+        room -= count
+    return groups
 
 
 def _solve(matrices: Tensor) -> Tensor:

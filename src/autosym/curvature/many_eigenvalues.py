@@ -34,7 +34,12 @@ def eigenvalues(matrices: Tensor) -> Tensor | None:
     except Exception as error:  # of a compiler that is not there, or a GPU that it does not know: others can do it too
         warnings.warn(f"eigenvalues are found one matrix after the other, which is slower: {error}", stacklevel=2)
         return None
-    return found if agree(found, trace, square) else None
+    if not agree(found, trace, square):
+        warnings.warn(
+            "eigenvalues that were found together are not those of their matrices, so they are found again", stacklevel=2
+        )
+        return None
+    return found
 
 
 def agree(found: Tensor, trace: Tensor, square: Tensor) -> bool:
