@@ -145,7 +145,7 @@ def exponent(sizes: tuple[int, ...], costs: list[float]) -> float:
 
 
 def report(result: dict) -> str:
-    """The table of docs/performance.md."""
+    """As a table."""
     figures = ("exact", "sampled", "step", "exact, MiB", "step, MiB")
     rows = [("network", "size", *figures)]
     for name, grown in result["networks"].items():

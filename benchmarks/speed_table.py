@@ -1,6 +1,7 @@
-"""The tables of times on a GPU, from the file of gpu.py."""
+"""The tables of times and of growing costs, from the files of gpu.py, speed.py and scaling.py."""
 
 from findings import made, markdown, read
+from scaling import exponent
 
 SOLVED = ("21 of 1024x1024", "209 of 1024x1024", "256 of 256x256", "16 of 2048x2048")
 
@@ -56,4 +57,82 @@ def eigenvalues() -> str:
     return markdown(header, lines) + made([result], "python benchmarks/gpu.py eigenvalues")
 
 
-TABLES = {"gpu": gpu, "gpu-eigenvalues": eigenvalues}
+def cpu() -> str:
+    """The rows of speed.py, beside their floor or the slow way."""
+    rows = read("speed")["rows"]
+    imports, resnet, simplify, draws = (rows[name] for name in ("import", "resnet", "simplify", "symmetrise"))
+    floor = f"a gradient of the same network: {resnet['gradient, relaxed']:.2f} s (of the plain one: {resnet['gradient, plain']:.2f} s)"
+    asked = ("digit", "digit and quadrant")
+
+    def both(key: str, form: str) -> str:
+        return " and ".join(f"{simplify[f'{name}, {key}']:{form}}" for name in asked)
+
+    slow, fast = draws["31 copies, samples / 1"], draws["8 copies, samples / 1"]
+    lines = [
+        (
+            "`import autosym`",
+            f"`import torch`: {imports['torch']:.2f} s",
+            f"{imports['autosym']:.2f} s",
+            f"{imports['beyond torch']:.2f} s more",
+        ),
+        (
+            "sampled evidence pass, relaxed ResNet-18 at its start, 256 images of 32x32",
+            floor,
+            f"{resnet['evidence, at its start']:.1f} s",
+            f"{resnet['evidence, at its start / gradient, relaxed']:.1f}x",
+        ),
+        (
+            "the same with all paths away from zero",
+            "the same",
+            f"{resnet['evidence, all paths moved']:.1f} s",
+            f"{resnet['evidence, all paths moved / gradient, relaxed']:.1f}x",
+        ),
+        (
+            "`simplify(fast=True)`, 4 candidates, 800 digits, two questions",
+            f"a pass for each path, {both('a pass for each path, passes', 'd')} passes: {both('a pass for each path', '.1f')} s",
+            f"{both('fast, passes', 'd')} passes: {both('fast', '.1f')} s",
+            f"{both('fast / a pass for each path', '.2f')}x",
+        ),
+        (
+            "`symmetrise` by rotation, 31 copies, an epoch with an evidence step, 256 images",
+            f"31 copies in steps: {slow:.1f} s",
+            f"`in_steps=8`: {fast:.1f} s; with a quarter of the samples in evidence steps: {draws['8 copies, samples / 4']:.2f} s",
+            f"{fast / slow:.2f}x; {draws['fast / all']:.2f}x",
+        ),
+    ]
+    return markdown(("work", "floor, or the slow way", "ours", "ratio"), lines) + made(
+        [read("speed")], "python benchmarks/speed.py"
+    )
+
+
+GROWN = {"side": "side of the image"}
+COSTS = {  # keys of scaling.py, their heads, and units
+    "exact": ("exact evidence pass (s)", 1),
+    "sampled": ("sampled pass (s)", 1),
+    "step": ("training step (ms)", 1000),
+    "exact, MiB": ("memory of an exact pass (MiB)", 1),
+    "step, MiB": ("of a step (MiB)", 1),
+}
+
+
+def growth() -> str:
+    """Costs before and after the last doubling of a size, and the exponent."""
+    result = read("scaling")
+    networks = result["networks"]
+    lines = []
+    for what in next(iter(networks.values())):
+        for name, grown in networks.items():
+            sizes = tuple(int(size) for size in grown[what])
+            shown = []
+            for key, (_, unit) in COSTS.items():
+                found = [unit * cell[key] for cell in grown[what].values() if key in cell]
+                shown.append(
+                    f"{found[-2]:.3g} to {found[-1]:.3g}, **{round(exponent(sizes, found), 1) + 0.0:.1f}**" if found else ""
+                )
+            lines.append((f"{GROWN.get(what, what)}, {sizes[-2]} to {sizes[-1]}", f"`{name.partition('+')[0]}`", *shown))
+    return markdown(("doubled", "network", *(head for head, _ in COSTS.values())), lines) + made(
+        [result], "python benchmarks/scaling.py"
+    )
+
+
+TABLES = {"gpu": gpu, "gpu-eigenvalues": eigenvalues, "cpu": cpu, "growth": growth}
