@@ -176,6 +176,15 @@ def filled(folder, *names):
     return contents(folder)
 
 
+def stopped(folder, stop, *wrote):
+    """A run by --force that stops when it has written these files."""
+    with asked.replacing(folder, True):
+        for name in wrote:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("new")
+        raise stop
+
+
 @pytest.mark.parametrize("run", [FITTED, SEARCHED, ("result.json",)], ids=["fit", "search", "result"])
 def test_a_new_run_replaces_the_files_of_runs_alone(tmp_path, run):
     others = filled(tmp_path, *FOREIGN)
@@ -196,11 +205,8 @@ def test_a_new_run_that_has_not_begun_costs_nothing(tmp_path, monkeypatch, run, 
     monkeypatch.chdir(tmp_path)
     here = Path()
     before = filled(here, *FOREIGN, *run)
-    with pytest.raises(stop), asked.replacing(here, True):
-        for name in wrote:
-            (here / name).parent.mkdir(exist_ok=True)
-            (here / name).write_text("new")
-        raise stop
+    with pytest.raises(stop):
+        stopped(here, stop, *wrote)
     assert contents(here) == before
     assert sorted(path.name for path in here.glob(".replaced*")) == [".replaced", ".replaced-mine"]
 
@@ -209,10 +215,8 @@ def test_a_new_run_that_has_not_begun_costs_nothing(tmp_path, monkeypatch, run, 
 def test_a_new_run_that_has_begun_is_kept_when_it_stops(tmp_path, begun):
     others = filled(tmp_path, *FOREIGN)
     filled(tmp_path, *FITTED, *SEARCHED)
-    with pytest.raises(KeyboardInterrupt), asked.replacing(tmp_path, True):
-        (tmp_path / begun).parent.mkdir(exist_ok=True)
-        (tmp_path / begun).write_text("new")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        stopped(tmp_path, KeyboardInterrupt, begun)
     assert contents(tmp_path) == others | {tmp_path / begun: b"new"}
 
 
@@ -247,14 +251,16 @@ def test_a_run_that_is_only_half_aside_is_put_back(tmp_path, monkeypatch, moved)
 
 
 def test_what_cannot_be_put_back_stays_aside(tmp_path, monkeypatch):
-    before = filled(tmp_path, *FITTED)
+    before, replace = filled(tmp_path, *FITTED), Path.replace
 
-    def full(path, target):
-        raise OSError("no space")
+    def only_aside(path, target):
+        if target.parent == tmp_path:
+            raise OSError("no space")
+        return replace(path, target)
 
-    with pytest.raises(OSError, match="no space"), asked.replacing(tmp_path, True):
-        monkeypatch.setattr(Path, "replace", full)
-        raise ValueError
+    monkeypatch.setattr(Path, "replace", only_aside)
+    with pytest.raises(OSError, match="no space"):
+        stopped(tmp_path, ValueError)
     (aside,) = tmp_path.glob(".replaced-*")
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == {path.name: text for path, text in before.items()}
 
