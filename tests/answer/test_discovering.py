@@ -296,8 +296,9 @@ def test_digits_in_quadrants(samples, quadrant, expected):
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path):
-    Store(tmp_path, {"seeds": 2, "budget": 6.0})
-    Store(tmp_path, {"seeds": 2, "budget": 6.0})
+    Store(tmp_path, {"seeds": 3, "budget": 6.0})  # refused before it began
+    for _ in range(2):
+        Store(tmp_path, {"seeds": 2, "budget": 6.0}).begin()
     with pytest.raises(ValueError, match=r"other settings \(seeds\)"):
         Store(tmp_path, {"seeds": 3, "budget": 6.0})
     (tmp_path / "settings.json").write_text("{")

@@ -19,7 +19,7 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 
 from autosym.answer import discovering
-from autosym.cli import commands, own_images, own_trajectories, published
+from autosym.cli import asked, commands, own_images, own_trajectories, published
 from autosym.noether import systems
 from commands import bars, shown
 
@@ -162,6 +162,119 @@ def test_force_replaces_a_run_and_nothing_else(capsys, tmp_path, npz):
     assert left == {"checkpoint.safetensors", "history.jsonl", "result.json", "report.json", "report.html", "mine.txt"}
 
 
+FOREIGN = ("mine.txt", "runs/table1/seed0/result.json", "runs/demo/checkpoint.safetensors", "runs/a~1~0~short/notes.txt")
+FOREIGN += (".replaced/result.json", ".replaced-mine/result.json")
+FITTED = ("result.json", "history.jsonl", "checkpoint.safetensors", "report.json", "report.html")
+SEARCHED = ("runs/settings.json", "runs/epochs.json", "runs/a~1~0~short/outcome.json", "runs/a~1~0~long/end.safetensors")
+SEARCHED += ("runs/a~1~0~long/end.json", "answer.json", "result.json", "fit.safetensors", "report.html")
+
+
+def filled(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"old {name}")
+    return contents(folder)
+
+
+def stopped(folder, stop, *wrote):
+    """A run by --force that stops when it has written these files."""
+    with asked.replacing(folder, True):
+        for name in wrote:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("new")
+        raise stop
+
+
+@pytest.mark.parametrize("run", [FITTED, SEARCHED, ("result.json",)], ids=["fit", "search", "result"])
+def test_a_new_run_replaces_the_files_of_runs_alone(tmp_path, run):
+    others = filled(tmp_path, *FOREIGN)
+    filled(tmp_path, *run)
+    with asked.replacing(tmp_path, True):
+        assert not [name for name in run if (tmp_path / name).exists()]
+        new = filled(tmp_path / "runs", "settings.json", "a~1~0~on/outcome.json")
+    assert contents(tmp_path) == others | new
+    assert not (tmp_path / "runs/a~1~0~long").exists()
+
+
+@pytest.mark.parametrize("run", [FITTED, SEARCHED, ("result.json", "report.html")], ids=["fit", "search", "result"])
+@pytest.mark.parametrize(
+    "wrote", [(), ("runs/settings.json", "runs/epochs.json", "history.jsonl")], ids=["nothing", "settings"]
+)
+@pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_new_run_that_has_not_begun_costs_nothing(tmp_path, monkeypatch, run, wrote, stop):
+    monkeypatch.chdir(tmp_path)
+    here = Path()
+    before = filled(here, *FOREIGN, *run)
+    with pytest.raises(stop):
+        stopped(here, stop, *wrote)
+    assert contents(here) == before
+    assert sorted(path.name for path in here.glob(".replaced*")) == [".replaced", ".replaced-mine"]
+
+
+@pytest.mark.parametrize("begun", ["checkpoint.safetensors", "runs/a~1~0~short/checkpoint.safetensors"])
+def test_a_new_run_that_has_begun_is_kept_when_it_stops(tmp_path, begun):
+    others = filled(tmp_path, *FOREIGN)
+    filled(tmp_path, *FITTED, *SEARCHED)
+    with pytest.raises(KeyboardInterrupt):
+        stopped(tmp_path, KeyboardInterrupt, begun)
+    assert contents(tmp_path) == others | {tmp_path / begun: b"new"}
+
+
+@pytest.mark.parametrize("stop", [None, ValueError, KeyboardInterrupt])
+def test_a_folder_without_a_run_is_left_as_it_is(tmp_path, stop):
+    before = filled(tmp_path / "mine", *FOREIGN, "report.html", "report.json", "fit.safetensors")
+    for folder in (tmp_path / "mine", tmp_path / "new"):
+        try:
+            with asked.replacing(folder, True):
+                if stop:
+                    raise stop
+        except (ValueError, KeyboardInterrupt):
+            pass
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("moved", [0, 1, 5])
+def test_a_run_that_is_only_half_aside_is_put_back(tmp_path, monkeypatch, moved):
+    before, replace, calls = filled(tmp_path, *FITTED, *SEARCHED), Path.replace, []
+
+    def interrupted(path, target):
+        calls.append(path)
+        if len(calls) == moved + 1:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), asked.replacing(tmp_path, True):
+        pytest.fail("it began")
+    assert contents(tmp_path) == before
+
+
+def test_what_cannot_be_put_back_stays_aside(tmp_path, monkeypatch):
+    before, replace = filled(tmp_path, *FITTED), Path.replace
+
+    def only_aside(path, target):
+        if target.parent == tmp_path:
+            raise OSError("no space")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", only_aside)
+    with pytest.raises(OSError, match="no space"):
+        stopped(tmp_path, ValueError)
+    (aside,) = tmp_path.glob(".replaced-*")
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == {path.name: text for path, text in before.items()}
+
+
+def test_force_on_data_that_are_not_there_costs_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = filled(tmp_path, "runs/demo/result.json", "result.json", "report.html")
+    for command in ("fit", "discover"):
+        shown(capsys, command, "nope.npz", "--out", ".", "--force", status=1)
+        assert contents(tmp_path) == before
+        shown(capsys, command, "nope.npz", "--out", "new", "--force", status=1)
+        assert not Path("new").exists()
+
+
 def test_what_has_no_checkpoint_is_not_resumed(capsys, tmp_path, npz):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "result.json").write_text("{}")
@@ -186,6 +299,9 @@ def test_a_search_goes_on_or_is_replaced(capsys, tmp_path, npz, monkeypatch):
     assert "--force replaces it" in err
     assert "seeds must be at least 2" in shown(capsys, *options, "--seeds", "1", "--force", status=1).err
     assert contents(tmp_path / "r") == before, "a call that is refused costs nothing"
+    for refused in (("--seeds", "1"), ("--budget", "0.01", "--minutes", "1")):
+        shown(capsys, *options[:5], tmp_path / "new", *refused, status=1)
+    assert not (tmp_path / "new").exists(), "nor does it leave settings behind"
     again = json.loads(shown(capsys, *options, "--seeds", "3", "--force").out)
     assert again["command"] != first["command"]
     assert json.loads((tmp_path / "r" / "runs" / "settings.json").read_text())["seeds"] == 3

@@ -85,6 +85,7 @@ def discover(
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
     forecast = _planned(fitter, seeds, budget, minutes)
+    store.begin()
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
         steps = (fitter.perform, fitter.share, tell, networks.route, fitter.layers)

@@ -46,6 +46,8 @@ PRODUCTS = (60, 160)  # with the Gauss-Newton matrix, for the evidence of a whol
 SHARE = 0.4  # of the work of a fit, if these bounds allow
 NATS = 20.0  # two standard errors that are small enough
 SHORT = 3  # epochs at least
+SEARCH_FILES = ("settings.json", "epochs.json")  # in the folder of a search
+RUN_FILES = ("outcome.json", "end.json", "end.safetensors", "checkpoint.safetensors")  # in the folder of each of its runs
 
 Say = Callable[[str], None]
 
@@ -66,16 +68,18 @@ class OtherSearch(ValueError):
 class Store:
     """Outcomes and ends by run: in ``folder``, else in memory. ``settings`` must be those that the folder was begun with.
 
-    Several processes share the folder.
+    ``begin`` writes them, so that a call that is refused leaves nothing. Several processes share the folder.
     """
 
     def __init__(self, folder: File | None, settings: Mapping[str, Any]):
         self.folder = folder
         self.ends: dict[str, End] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.begins: dict[File, Any] = {}
         if folder is None:
             return
         path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
+        self.begins[path] = wanted
         if path.exists():
             known = _read(path)
             other = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
@@ -83,8 +87,12 @@ class Store:
                 raise OtherSearch(
                     f"{folder} holds a search with other settings ({', '.join(other)}): resume with the same, or name another folder"
                 )
-        elif processes.first():
-            files.write(path, json.dumps(wanted, indent=1))
+
+    def begin(self) -> None:
+        """Write what the folder is begun with, unless it is there: settings, and epochs if they follow from the machine."""
+        for path, content in self.begins.items():
+            if processes.first() and not path.exists():
+                files.write(path, json.dumps(content, indent=1))
 
     def outcome(self, run: Run) -> Outcome | None:
         """What is known of a run, or None."""
@@ -123,8 +131,7 @@ class Store:
         if self.folder is None:
             return found
         path = self.folder / "epochs.json"
-        if not path.exists() and processes.first():
-            files.write(path, json.dumps({"epochs": found.epochs}))
+        self.begins[path] = {"epochs": found.epochs}
         return replace(found, epochs=_read(path)["epochs"]) if path.exists() else found
 
     def moved(self, find: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -139,6 +146,13 @@ class Store:
 
     def checkpoint(self, run: Run) -> File | None:
         return None if self.folder is None else self.folder / run.key / "checkpoint.safetensors"
+
+
+def written(folder: File) -> list[File]:
+    """The files in ``folder`` that a ``Store`` wrote; runs are told from other folders by their keys."""
+    named = [folder / name for name in SEARCH_FILES]
+    named += [run / name for run in sorted(folder.glob("*~*~*~*")) for name in RUN_FILES]
+    return [path for path in named if path.is_file()]
 
 
 class Fitter:

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from autosym.answer import routes
 from autosym.papers.measuring import CHECKPOINT
 from autosym.runtime import processes
 
@@ -80,33 +82,57 @@ def holds_run(folder: Path) -> bool:
 
 @contextmanager
 def replacing(folder: Path, wanted: bool) -> Iterator[None]:
-    """Set the files of a run in ``folder`` aside for a new one. They are put back if that one is refused before it has begun."""
-    if not wanted:
-        yield
-        return
-    aside = folder / ".replaced"
-    with processes.agreeing():  # no process goes on before this is done
-        if processes.first():
-            shutil.rmtree(aside, ignore_errors=True)
-            _move(folder, aside)
+    """Set the files of a run in ``folder`` aside for a new one. They are put back if the new one stops before it has begun.
+
+    A folder without a run is left as it is. If files cannot be put back, they stay in the folder ``.replaced-...``.
+    """
+    aside, ready = None, False
     try:
+        with processes.agreeing():  # no process goes on before this is done
+            if wanted and processes.first() and holds_run(folder):
+                aside = Path(tempfile.mkdtemp(prefix=".replaced-", dir=folder))
+                _move(folder, aside)
+        ready = True
         yield
-    except Exception:
-        begun = (folder / CHECKPOINT).exists() or any((folder / SEARCH).parent.glob("*/*"))
-        if processes.first() and not begun:
+    except BaseException:  # Ctrl-C too
+        if aside is not None and not (ready and _begun(folder)):
+            for path in _files(folder) if ready else ():  # the new call wrote them: all older ones are aside
+                path.unlink()
+                _prune(path, folder)
             _move(aside, folder)
+        _drop(aside)
         raise
-    finally:
-        if processes.first():
-            shutil.rmtree(aside, ignore_errors=True)
+    _drop(aside)
+
+
+def _files(folder: Path) -> list[Path]:
+    """What runs wrote to ``folder``, file by file. Whatever else is there, also in the folder of a search, is not theirs."""
+    own = [folder / name for name in (*FILES, *BESIDE)]
+    return [*(path for path in own if path.is_file()), *routes.written((folder / SEARCH).parent)]
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a run in ``folder`` has something to go on from. The settings of a search are not enough."""
+    searched = routes.written((folder / SEARCH).parent)
+    return (folder / CHECKPOINT).exists() or any(path.name in routes.RUN_FILES for path in searched)
 
 
 def _move(here: Path, there: Path) -> None:
-    """Move what a run writes, and nothing else; what is ``there`` is replaced."""
-    there.mkdir(parents=True, exist_ok=True)
-    if (here / SEARCH).exists():
-        shutil.rmtree((there / SEARCH).parent, ignore_errors=True)
-        (here / SEARCH).parent.rename((there / SEARCH).parent)
-    for name in (*FILES, *BESIDE):
-        if (here / name).exists():
-            (here / name).replace(there / name)
+    """Move what runs wrote, and nothing else; what is ``there`` is replaced."""
+    for path in _files(here):
+        new = there / path.relative_to(here)
+        new.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(new)
+        _prune(path, here)
+
+
+def _prune(path: Path, folder: Path) -> None:
+    """Remove the folders that ``path`` was in, inside of ``folder``, as far as they are empty."""
+    for parent in path.relative_to(folder).parents[:-1]:
+        if not any((folder / parent).iterdir()):
+            (folder / parent).rmdir()
+
+
+def _drop(aside: Path | None) -> None:
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
