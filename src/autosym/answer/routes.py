@@ -46,7 +46,7 @@ PRODUCTS = (60, 160)  # with the Gauss-Newton matrix, for the evidence of a whol
 SHARE = 0.4  # of the work of a fit, if these bounds allow
 NATS = 20.0  # two standard errors that are small enough
 SHORT = 3  # epochs at least
-SEARCH_FILES = ("settings.json", "epochs.json")  # in the folder of a search
+SEARCH_FILES = ("settings.json", "epochs.json", "moved.json")  # in the folder of a search
 RUN_FILES = ("outcome.json", "end.json", "end.safetensors", "checkpoint.safetensors")  # in the folder of each of its runs
 
 Say = Callable[[str], None]
