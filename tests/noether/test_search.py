@@ -278,7 +278,7 @@ def test_directions_of_least_drift_are_not_judged_by_the_trajectory_they_were_ch
 
 def test_fewer_changes_than_quantities_are_refused():
     """6 coordinates have 27 quantities. Each trajectory shows one change less than its states."""
-    x = trajectories(oscillators(3), 3, steps=13)
+    x = trajectories(QUARTIC, 3, steps=13)
     with pytest.raises(ValueError, match=r"show 26 changes, so 1 .* 3 trajectories, or 15 states"):
         least_drift(x[:2])
     with pytest.raises(ValueError, match=r"^2 trajectories of 14 states"):
