@@ -256,6 +256,37 @@ def test_states_that_do_not_fill_the_phase_space_are_refused():
         discover(x, 0.1, search=Search(directions="best"))
 
 
+def quartic(x):
+    """Three different oscillators, pinned and coupled: nothing of degree two is conserved."""
+    (q1, q2, q3), p = x[..., :3].unbind(-1), x[..., 3:]
+    pinned = sum(w * (q**2 / 2 + q**4 / 4) for w, q in ((1.0, q1), (1.7, q2), (2.3, q3)))
+    return p.square().sum(-1) / 2 + pinned + 0.5 * q1 * q2 + 0.3 * (q2 - q3) ** 4
+
+
+QUARTIC = System("quartic", 6, 1, quartic, ())
+
+
+def test_directions_of_least_drift_are_not_judged_by_the_trajectory_they_were_chosen_by():
+    one = trajectories(QUARTIC, 1, steps=49)
+    assert least_drift(one)[0][12] < 0.1, "13 of 27 hardly drift along it, and none is conserved"
+    with pytest.raises(ValueError, match=r"one trajectory.*Give several trajectories"):
+        discover(one, 0.1, search=TINY)
+    with pytest.raises(ValueError, match="one trajectory"):
+        discover(trajectories(oscillators(1), 1), 0.1, search=replace(TINY, directions="least-drift"))
+    assert discover(trajectories(oscillators(1), 1), 0.1, search=TINY).points == 8, "learned directions may have one"
+
+
+def test_fewer_changes_than_quantities_are_refused():
+    """6 coordinates have 27 quantities. Each trajectory shows one change less than its states."""
+    x = trajectories(QUARTIC, 3, steps=13)
+    with pytest.raises(ValueError, match=r"show 26 changes, so 1 .* 3 trajectories, or 15 states"):
+        least_drift(x[:2])
+    with pytest.raises(ValueError, match=r"^2 trajectories of 14 states"):
+        discover(x, 0.1, search=TINY)
+    assert len(least_drift(x[:, :10])[0]) == 27
+
+
+TINY = Search(points=8, starts=1, steps=2, samples=4, features=8, cuts=1)
 LIGHT = Search(points=30, cuts=2, steps=40, samples=32, features=96)
 
 

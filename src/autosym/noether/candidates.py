@@ -8,6 +8,7 @@ the states, and C changes by that times its gradient. So the order survives nois
 symmetry is for the evidence to say.
 """
 
+import math
 from itertools import combinations
 
 import torch
@@ -21,8 +22,15 @@ NEGLIGIBLE = 1e-3  # drifts below it are taken for equal
 
 def least_drift(x: Tensor) -> tuple[Tensor, Tensor]:
     """Drifts (D,) in ascending order, and the quantities (A, b) as unit rows (D, M M + M), of trajectories x (N, T, M) of size 1."""
-    dimension = x.shape[2]
+    count, length, dimension = x.shape
     basis = monomials(dimension).to(x)
+    if count * (length - 1) < len(basis):
+        raise ValueError(
+            f"{count} trajectories of {length} states are too few to choose among {len(basis)} quantities: they show "
+            f"{count * (length - 1)} changes, so {len(basis) - count * (length - 1)} quantities or more do not change, conserved or "
+            f"not. Besides those held out, give at least {math.ceil(len(basis) / (length - 1))} trajectories, "
+            f"or {math.ceil(len(basis) / count) + 1} states of each"
+        )
     A, b = basis[:, : dimension**2].unflatten(1, (dimension, dimension)), basis[:, dimension**2 :]
     values = torch.einsum("nti,kij,ntj->ntk", x, A, x) / 2 + x @ b.mT
     changes = (values - values.mean(1, keepdim=True)).flatten(0, 1)

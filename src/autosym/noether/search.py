@@ -100,6 +100,11 @@ def discover(
     plan = search.plan(n)
     if n % space or not 1 <= space <= 3:
         raise ValueError(f"{n} coordinates cannot be bodies in {space} dimensions: space must be 1, 2 or 3, and divide {n}")
+    if len(x) == 1 and search.way(n) == "least-drift":
+        raise ValueError(
+            "there is one trajectory: directions chosen by their drift along it drift little there, conserved or not. Give several "
+            "trajectories from different starts, so that the drift is measured along others"
+        )
     if derivatives is None:
         states, rates = velocities(x, step, search.window)
     else:
@@ -123,7 +128,7 @@ def discover(
 
 
 def _split(count: int, part: float) -> tuple[slice, slice]:
-    """Trajectories to learn from, and to measure drift on; a single trajectory serves for both."""
+    """Trajectories to learn from, and to measure drift on; a single trajectory serves for both, if directions are learned."""
     kept = count - math.ceil(part * count) if count > 1 else 1
     return slice(0, max(1, kept)), slice(max(1, kept), None) if count > 1 else slice(None)
 
