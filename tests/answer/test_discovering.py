@@ -429,9 +429,10 @@ def test_little_is_explained_by_the_entropy_of_labels():
     y = torch.tensor([0] * 90 + [1] * 10)
     entropy = discovering._entropy((torch.zeros(100, 1), y))
     assert entropy == pytest.approx(0.325, abs=0.001)
-    assert discovering._explains_little(-30.0, 100, entropy)  # uniform guessing has -69: that labels are uneven is no merit
-    assert not discovering._explains_little(-25.0, 100, entropy)
-    assert not discovering._explains_little(-1e9, 100, None)
+    assert discovering._explained(-32.5, 100, entropy) == pytest.approx(0.0, abs=0.01)  # uniform guessing has -69
+    assert discovering._explained(-16.25, 100, entropy) == pytest.approx(0.5, abs=0.01)
+    assert discovering._explained(-1e9, 100, None) == 1.0
+    assert discovering._explained(-1.0, 100, 0.0) == 0.0  # one class: nothing to explain
 
 
 def test_a_folder_remembers_how_data_change_when_they_are_moved(tmp_path):

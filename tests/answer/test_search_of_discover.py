@@ -291,8 +291,16 @@ def test_data_that_change_when_they_are_moved_decide_what_margins_leave_open():
 
 
 def test_networks_that_explain_little_do_not_vouch_for_a_symmetry():
-    search = searched(Stub(SYMMETRIC), weak=lambda value: value < -900)
+    search = searched(Stub(SYMMETRIC), explained=lambda value: 0.1)
     (finding,) = search.findings()
     assert finding.judgement == "undecided"
     assert "explain so little" in finding.why
-    assert verdicts(searched(Stub(BROKEN), weak=lambda value: True)) == ["no"]
+    assert verdicts(searched(Stub(BROKEN), explained=lambda value: 0.1)) == ["no"]
+
+
+def test_a_network_that_has_learned_nothing_is_no_case_against_its_symmetry():
+    search = searched(Stub(BROKEN), explained=lambda value: 0.0, moved={"translations": 0.3})
+    (finding,) = search.findings()
+    assert finding.judgement == "undecided"
+    assert "has learned nothing" in finding.why
+    assert verdicts(searched(Stub(BROKEN), explained=lambda value: 0.0, moved={"translations": 0.001})) == ["no"]

@@ -301,3 +301,10 @@ def test_the_page_of_a_map_fit_judges_nothing():
     assert "Symmetry was not learned" in text
     assert "Precisions were held fixed in this run" in text
     assert not re.search("became|counts as symmetric|uses position", text)
+
+
+def test_the_epoch_whose_network_was_kept_is_named():
+    assert page._earlier({"epoch": 98, "history": [{"epoch": 1}, {"epoch": 188}]}) == 98
+    assert page._earlier({"epoch": 188, "history": [{"epoch": 188}]}) is None
+    assert page._earlier({"history": [{"epoch": 188}]}) is None  # of an older run: not known
+    assert page._earlier({"epoch": 98}) is None

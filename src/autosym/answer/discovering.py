@@ -1,4 +1,4 @@
-"""discover: which symmetries do these data have, for this network? Verdicts with odds, and the best network.
+"""discover: which symmetries do these data have, for this network? Verdicts with margins, and the best network.
 
 hypotheses   networks that keep a symmetry, that may break it, and that are without the tie               (``hypotheses``)
 search       short runs, long ones, and from each other's ends; at two widths and several seeds          (``search``, ``routes``)
@@ -31,7 +31,6 @@ from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.evidence import laplace
-from autosym.evidence.verdicts import LITTLE
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
 from autosym.training.schedule import Schedule
@@ -90,9 +89,9 @@ def discover(
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
         steps = (fitter.perform, fitter.share, tell, networks.route, fitter.layers)
         classes = _classes(networks, likelihood)
-        weak = partial(_explains_little, samples=samples, entropy=_entropy(data) if classes else None)
+        explained = partial(_explained, samples=samples, entropy=_entropy(data) if classes else None)
         moved = store.moved(lambda: _moved(names, data, samples, classes))
-        search = Search(networks.questions, fitter.plan, *steps, weak, moved).run()
+        search = Search(networks.questions, fitter.plan, *steps, explained, moved).run()
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
@@ -133,9 +132,11 @@ def _entropy(data: Data) -> float:
     return float(-(parts * parts.log()).sum())
 
 
-def _explains_little(log_evidence: float, samples: int, entropy: float | None) -> bool:
-    """Whether a network is hardly better than guessing by the frequencies of labels; None: targets are not classes."""
-    return entropy is not None and log_evidence < -(1 - LITTLE) * samples * entropy
+def _explained(log_evidence: float, samples: int, entropy: float | None) -> float:
+    """The part of the labels that a network explains: guessing by their frequencies explains nothing. 1 if they are not classes."""
+    if entropy is None:
+        return 1.0
+    return 1 + log_evidence / (samples * entropy) if entropy > 0 else 0.0
 
 
 def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from dataclasses import dataclass, field, replace
 from autosym.answer import margins
 from autosym.answer.margins import Judgement, Margin, Value
 from autosym.answer.plans import FEWEST, FITS, Cost, Outcome, Perform, Plan, Question, Run, Stage, after_short, exchanged
+from autosym.evidence.verdicts import LITTLE
 
 # errors, and part of the evidence: a network whose short runs are so far behind the best gets one long run
 HOPELESS = (20.0, 0.5)
+NOTHING = 0.02  # of the labels: a network that explains less has learned nothing
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Search:
     tell: Callable[[str], None] = lambda text: None
     route: Callable[[Run], str] = lambda run: ""  # by which weights a run begins: seeds of other routes tell nothing of chance
     layers: Callable[[str], Sequence[str]] = lambda network: ()  # of a relaxed network: those with paths that break
-    weak: Callable[[float], bool] = lambda log_evidence: False  # whether a network with this evidence explains little
+    explained: Callable[[float], float] = lambda log_evidence: (
+        1.0
+    )  # the part of the labels that a network with this evidence explains
     moved: Mapping[str, float] = field(
         default_factory=dict
     )  # by symmetry, how probable it is that data with it look like these
@@ -244,7 +248,8 @@ class Search:
         for network in dict.fromkeys((question.untied, *question.breaking)):
             ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
         pairs = margins.mean(self.gains(question))
-        weak, moved = strict is not None and self.weak(strict.log_evidence), self.moved.get(question.symmetry, 1.0)
+        explained = 1.0 if strict is None else self.explained(strict.log_evidence)
+        weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak)
         gains = [margin for margin in ways if margin.nats > margins.FEW] if judgement == "no" else []
         breaking = max(gains or ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
@@ -254,6 +259,12 @@ class Search:
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         why = _why(ways, tie, pairs, weak) if judgement == "undecided" else ""
+        if judgement == "no" and explained < NOTHING and moved > margins.RARE:
+            judgement, why = (
+                "undecided",
+                "the network that keeps the symmetry has learned nothing, but the data do not change when they are moved: it may be stuck; "
+                "longer runs would tell",
+            )
         failed = [network for network in question.networks if self.best(network) is None]
         if failed:  # which says nothing against it: networks that explain all labels fail too
             judgement, why = (

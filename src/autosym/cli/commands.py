@@ -115,7 +115,7 @@ def discover(
     force: bool = False,
     printing: Print = ALL,
 ) -> None:
-    """Which symmetries do your own images have? Yes, no or undecided for each, with odds: several networks, widths and seeds.
+    """Which symmetries do your own images have? Yes, no or undecided for each, with margins: several networks, widths and seeds.
 
     The same command goes on where it was stopped, and prints the answer again when it is done.
 

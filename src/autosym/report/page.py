@@ -65,6 +65,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),
         "samples": contents.get("samples"),
+        "kept_epoch": _earlier(contents),
         "curves": curves(history, symmetry, contents.get("samples"), schedule),
         "precisions": precisions(history, symmetry, schedule),
         "signs": {"positive": POSITIVE, "negative": NEGATIVE},
@@ -236,3 +237,9 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         known = {"probability": row.get("probability"), "behind": behind, "odds": odds, "strength": strength}
         found.append({"name": row["name"], "log_evidence": row["log_evidence"], "warnings": row.get("warnings") or [], **known})
     return found
+
+
+def _earlier(contents: Mapping[str, Any]) -> int | None:
+    """The epoch whose network was kept, if it is not the last."""
+    epoch, history = contents.get("epoch"), contents.get("history") or ()
+    return epoch if epoch and history and epoch < history[-1]["epoch"] else None
