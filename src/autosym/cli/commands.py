@@ -165,6 +165,7 @@ def fit(
     size: str | None = None,
     classes: int | None = None,
     test: float = 0.0,
+    lr: float | None = None,
     resume: bool = False,
     force: bool = False,
     printing: Print = ALL,
@@ -180,6 +181,7 @@ def fit(
         size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out for a test accuracy; no choice depends on them.
+        lr: learning rate, relative to the size of weights; by default it follows from the number of steps.
         resume: continue from the checkpoint in the output folder, as if the run had never stopped.
         force: replace an earlier run in the output folder.
         printing: how much to print.
@@ -188,7 +190,7 @@ def fit(
         autosym fit pictures/ --out r
         autosym fit pictures.npz --model f-fc+conv+gconv:c4 --test 0.1 --out r
     """
-    asked = own_images.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test)
+    asked = own_images.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test, lr)
     if resume and holds_run(out) and not (out / CHECKPOINT).exists():
         raise Misused(
             f"{out} holds a run without a checkpoint to resume: replace it by --force, or name another folder by --out"
@@ -210,6 +212,7 @@ def fit(
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     found = in_words(row["log_evidence"], row["samples"])
     print(f"{found[0].upper()}{found[1:]}, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
+    printing.say(f"One fit depends on its seed: autosym discover {data} compares networks, widths and seeds.")
     printing.say(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
 
 

@@ -49,6 +49,7 @@ class Run:
     size: tuple[int, int] | None = None
     classes: int | None = None
     test: float = 0.0
+    lr: float | None = None
 
 
 def working_size(height: int, width: int) -> tuple[int, int]:
@@ -67,7 +68,7 @@ def schedule_for(run: Run, samples: int) -> Schedule:
     """The defaults of ``fit``, long enough for WEIGHT_STEPS steps, with at most about a hundred evidence steps."""
     batch_size = min(64, max(8, samples // 8))
     epochs = max(60, math.ceil(WEIGHT_STEPS * batch_size / samples)) if run.epochs is None else run.epochs
-    return Schedule(epochs=epochs, batch_size=batch_size, step=METHODS[run.method])
+    return Schedule(epochs=epochs, batch_size=batch_size, step=METHODS[run.method], lr=run.lr)
 
 
 def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> dict[str, Any]:
@@ -109,6 +110,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     }
     write(result, out / "result.json")
     options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
+    options["lr"] = run.lr
     write(shown | {"command": _command(run, ["fit", run.task], options)}, out / "report.json", indent=None)
     return result
 
