@@ -60,7 +60,7 @@ def test_quiet_leaves_the_result(capsys, tmp_path, monkeypatch):
     out, err = shown(capsys, *options, tmp_path / "quiet", "--quiet")
     assert err == ""
     left = [line for line in loud.splitlines() if line and line not in out]
-    assert [line.split()[0] for line in left] == ["Note:", "Written"]
+    assert [line.split()[0] for line in left] == ["Note:", "One", "Written"]
     assert (tmp_path / "quiet" / "report.html").exists()
 
 
@@ -384,3 +384,9 @@ def test_other_shells_are_refused_and_zsh_is_not(capsys):
     with pytest.raises(SystemExit) as stop:
         commands.main(["completion", "spam"])
     assert stop.value.code == 2
+
+
+def test_a_rate_is_taken_and_kept(capsys, tmp_path, npz):
+    result = json.loads(shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--lr", "0.02", "--json").out)
+    assert result["schedule"]["lr"] == result["config"]["lr"] == 0.02
+    assert "--lr 0.02" in json.loads((tmp_path / "r" / "report.json").read_text())["command"]
