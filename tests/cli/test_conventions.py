@@ -389,4 +389,4 @@ def test_other_shells_are_refused_and_zsh_is_not(capsys):
 def test_a_rate_is_taken_and_kept(capsys, tmp_path, npz):
     result = json.loads(shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--lr", "0.02", "--json").out)
     assert result["schedule"]["lr"] == result["config"]["lr"] == 0.02
-    assert "--lr 0.02" in json.loads((tmp_path / "r" / "report.json").read_text())["command"]
+    assert "--lr=0.02" in json.loads((tmp_path / "r" / "report.json").read_text())["command"]
