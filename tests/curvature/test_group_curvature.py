@@ -4,10 +4,13 @@ from torch import nn
 from torch.func import hessian, jacrev, vmap
 
 import oracles
+from autosym.answer.symmetrising import Moves
+from autosym.curvature.verification import verify
 from autosym.linear.contrasts import GroupContrast
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS
 from autosym.nn import nets
+from autosym.nn.symmetrised import Symmetrised
 from factories import STEPS
 from models import EXACT, KINDS, curvature, draw, randomised
 
@@ -97,3 +100,14 @@ def test_bias_that_breaks_a_group_is_exact(likelihood):
     for path in ("blocks.0.turn:d4.bias", "blocks.1.turn:c4.bias"):
         exact = oracles.block_ggn(net, f"{path}.weight", x, y, likelihood)
         torch.testing.assert_close(oracles.kron_blocks(found, path)[0], exact, **EXACT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_that_cancels_over_a_group_is_no_foreign_one(seed):
+    """What breaks a symmetry has no gradient at a network that keeps it, averaged over the group: only rounding is left of large terms."""
+    torch.manual_seed(seed)
+    net = nets.build("turn:c4+gconv:c4", (1, 16, 16), 10, 2, (1, 2, 4), (2, 2, 2), hidden=8).eval()
+    for name, parameter in net.named_parameters():
+        parameter.data.mul_(0.0 if "turn" in name else 1.0)
+    averaged = Symmetrised(net, Moves(GROUPS["c4"]))
+    assert verify(averaged, 100 * torch.randn(2, 1, 16, 16)).outputs == 10
