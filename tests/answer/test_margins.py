@@ -62,6 +62,22 @@ def test_the_verdict_is_by_two_margins(breaking, tie, pairs, expected):
     assert FEW == 10
 
 
+@pytest.mark.parametrize(
+    ("nats", "moved", "expected"),
+    [
+        (30, 1.0, "undecided"),  # no witness
+        (30, margins.COMMON, "undecided"),  # data that change a little
+        (30, margins.COMMON + 0.01, "yes"),
+        (45, margins.COMMON + 0.01, "undecided"),  # more than an error
+        (30, margins.RARE, "no"),
+        (300, 0.5, "no"),  # what counts is not overruled
+    ],
+)
+def test_data_that_do_not_change_when_they_are_moved_let_a_gain_within_its_error_be_chance(nats, moved, expected):
+    breaking, pairs, tie = Margin(nats, 40, 9), Margin(30, 2, 3), Margin(500, 40, 9)
+    assert margins.judge([breaking], tie, pairs, moved) == expected
+
+
 def test_chances_include_errors():
     exact = margins.chances({"a": 0.0, "b": -2.0}, {"a": 0.0, "b": 0.0})
     assert exact["a"] == pytest.approx(1 / (1 + math.exp(-2)))

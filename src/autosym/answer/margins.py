@@ -11,8 +11,9 @@ strict one, so breaking never loses much: the tie must speak for a symmetry.
     yes         breaking gains next to nothing, the tie is worth more than its error, and the strict network explains more than little
     undecided   neither
 
-Next to nothing is 10 nats; or one standard error, if strict and relaxed networks that were fitted on from the same ends do not differ
-either: such pairs have much smaller errors than runs that were trained apart.
+Next to nothing is 10 nats; or one standard error, if a second witness says so too: strict and relaxed networks that were fitted on from
+the same ends do not differ (such pairs have much smaller errors than runs that were trained apart), or the data do not change when they
+are moved.
 """
 
 import math
@@ -26,6 +27,7 @@ import torch
 CONFIDENCE = 0.975  # a margin counts if it is positive with this probability
 FEW = 10.0  # nats: breaking that gains less is not worth a path (as in ``simplify``)
 RARE = 0.005  # a probability: what happens no more often by chance is taken for more than chance
+COMMON = 0.1  # a probability: what happens more often by chance is taken for chance
 LEAST = 1.0  # nats between the runs of a network that has learned something
 LARGEST = (1.0, 0.826, 0.748, 0.701, 0.669, 0.645, 0.626, 0.611)  # deviations of the largest of 1, 2, ... normal numbers
 Judgement = Literal["yes", "no", "undecided"]
@@ -117,15 +119,20 @@ def judge(
 ) -> Judgement:
     """The verdict by what each way of breaking gains, by what the tie is worth, and by the mean gain of pairs from the same ends.
 
-    ``moved`` is the probability that data with the symmetry change as much as these when they are moved. A ``weak`` network explains so
-    little that its symmetry says nothing.
+    ``moved`` is the probability that data with the symmetry change as much as these when they are moved; 1 says nothing. A ``weak``
+    network explains so little that its symmetry says nothing.
     """
     if any(margin.counts and margin.nats > FEW for margin in breaking):
         return "no"
-    alike = pairs is not None and pairs.nats <= max(pairs.error, FEW)
-    if any(margin.nats > (max(margin.error, FEW) if alike else FEW) for margin in breaking):
+    if not all(next_to_nothing(margin, pairs, moved) for margin in breaking):
         return "no" if moved <= RARE else "undecided"
     return "yes" if tie.counts and tie.nats > FEW and not weak else "undecided"
+
+
+def next_to_nothing(breaking: Margin, pairs: Margin | None, moved: float) -> bool:
+    """Whether breaking gains so little that it may be chance; arguments as for ``judge``."""
+    alike = pairs is not None and pairs.nats <= max(pairs.error, FEW)
+    return breaking.nats <= (max(breaking.error, FEW) if alike or COMMON < moved < 1 else FEW)
 
 
 def could_still_close(breaking: Margin, rise: float | None) -> bool:

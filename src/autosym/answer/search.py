@@ -258,7 +258,7 @@ class Search:
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
-        why = _why(ways, tie, pairs, weak) if judgement == "undecided" else ""
+        why = _why(ways, tie, pairs, moved, weak) if judgement == "undecided" else ""
         if judgement == "no" and explained < NOTHING and moved > margins.RARE:
             judgement, why = (
                 "undecided",
@@ -327,16 +327,16 @@ class Search:
         return self.outcomes[run].log_evidence
 
 
-def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, weak: bool) -> str:
+def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool) -> str:
     """Why two margins leave it open."""
-    if weak and margins.judge(ways, tie, pairs) == "yes":
+    if weak and margins.judge(ways, tie, pairs, moved) == "yes":
         return (
             "the networks explain so little of the labels that they would not notice if it were broken: more samples, longer runs or a "
             "larger network would tell"
         )
-    largest = max(ways, key=lambda margin: margin.nats)
-    alike = pairs is not None and pairs.nats <= max(pairs.error, margins.FEW)
-    if largest.nats > (max(largest.error, margins.FEW) if alike else margins.FEW):
+    telling = [margin for margin in ways if not margins.next_to_nothing(margin, pairs, moved)]
+    largest = max(telling or ways, key=lambda margin: margin.nats)
+    if telling:
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
     worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
     return f"breaking it gains {largest}, which is no more than chance, but {worth}"
