@@ -1,6 +1,6 @@
 """Times on a GPU, each beside its floor or the slow way in the same run, and a check of the GPU's numbers against the CPU's.
 
-    python benchmarks/gpu.py [ROW ...] [--profile] [--out FILE]     writes benchmarks/results/gpu.json; all rows take some minutes
+    python benchmarks/gpu.py [ROW ...] [--profile] [--out FILE]     these rows of benchmarks/results/gpu.json; all take some minutes
     python benchmarks/gpu.py --small                                a few samples and narrow networks, on any device, printed only
 
 Rows, on images of noise with a pattern for each class:
@@ -325,17 +325,18 @@ def main() -> None:
     sizes = SMALL if options.small else Sizes()
     if options.profile:
         profile(sizes)
-    result: dict = {"rows": {}, "goals": GOALS, "sizes": vars(sizes), "provenance": provenance(sizes.device)}
+    out, now = options.out, {"goals": GOALS, "sizes": vars(sizes)}
+    result: dict = {"rows": {}, "made": {}} | (json.loads(out.read_text()) if out.exists() else {}) | now
     for name in options.rows or [row for row in ROWS if row != "modes"]:
         begun = time.perf_counter()
-        result["rows"][name] = ROWS[name](sizes)
+        result["rows"][name], result["made"][name] = ROWS[name](sizes), provenance(sizes.device)
         print(f"{name} ({time.perf_counter() - begun:.0f} s)")
         for key, value in result["rows"][name].items():
             goal = GOALS.get(f"{name}/{key}")
             print(f"  {key:80s} {value:10.4g}{f'   to reach: {goal}' if goal else ''}", flush=True)
         if not options.small:  # after each row: a later one may fail
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

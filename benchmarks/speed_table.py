@@ -9,24 +9,17 @@ SOLVED = ("21 of 1024x1024", "209 of 1024x1024", "256 of 256x256", "16 of 2048x2
 def gpu() -> str:
     """Rows of gpu.py that have a goal, and what they are compared with in the same run."""
     result = read("gpu")
-    paper, relaxed, goals = result["rows"]["paper"], result["rows"]["relaxed"], result["goals"]
-    gradient = paper["f-fc+conv gradient of all samples"]
-    rows = [
-        ("epoch of F-FC+CONV, 50,000 images", paper["f-fc+conv epoch"], f"CONV: {paper['conv epoch']:.2f} s", "epoch"),
-        (
-            "its sampled evidence pass",
-            paper["f-fc+conv sampled evidence"],
-            f"a gradient of all: {gradient:.2f} s",
-            "sampled evidence",
-        ),
-        (
-            "its exact evidence pass",
-            paper["f-fc+conv exact evidence"],
-            f"a gradient of all: {gradient:.2f} s",
-            "exact evidence",
-        ),
+    rows, goals = result["rows"], result["goals"]
+    paper, relaxed, simplify, symmetrise = (rows[name] for name in ("paper", "relaxed", "simplify", "symmetrise"))
+    gradient = f"a gradient of all: {paper['f-fc+conv gradient of all samples']:.2f} s"
+    lines = [
+        (what, f"{paper[f'f-fc+conv {key}']:.2f} s", beside, f"{goals[f'paper/f-fc+conv {key}']:g} s")
+        for what, key, beside in (
+            ("epoch of F-FC+CONV, 50,000 images", "epoch", f"CONV: {paper['conv epoch']:.2f} s"),
+            ("its sampled evidence pass", "sampled evidence", gradient),
+            ("its exact evidence pass", "exact evidence", gradient),
+        )
     ]
-    lines = [(what, f"{own:.2f} s", floor, f"{goals[f'paper/f-fc+conv {key}']:g} s") for what, own, floor, key in rows]
     lines += [
         (
             f"step of a relaxed CNN, {paths}, 60,000 images",
@@ -36,7 +29,42 @@ def gpu() -> str:
         )
         for name, paths in (("auto", "F-FC"), ("where", "waves"))
     ]
-    return markdown(("work", "ours", "beside it, in the same run", "goal"), lines) + made([result], "python benchmarks/gpu.py")
+    few, many = ("8 copies, a quarter of the samples in evidence steps", "31 copies, all samples in evidence steps")
+    lines += [
+        (
+            f"`simplify(fast=True)`, {simplify['candidates']} candidates, 8,000 images",
+            f"{simplify['fast']:.0f} s, {simplify['fast, passes']} passes; {simplify['fast, sampled']:.0f} s with sampled curvature",
+            f"a pass for each: {simplify['a pass for each path, counted']:.0f} s",
+            f"{goals['simplify/fast']:g} s",
+        ),
+        (
+            "`symmetrise`, rotation, 8,000 images, 60 epochs with a step each, `in_steps=8`",
+            f"{symmetrise[f'60 epochs, {few}']:.0f} s",
+            f"31 copies, all samples: {symmetrise[f'60 epochs, {many}']:.0f} s; without averaging: "
+            f"{60 * symmetrise['epoch of the network itself']:.0f} s",
+            f"{goals[f'symmetrise/60 epochs, {few}']:g} s",
+        ),
+    ]
+    head = ("work", "ours", "beside it, in the same run", "goal")
+    return markdown(head, lines) + _made(result, "paper", "relaxed", "simplify", "symmetrise")
+
+
+def modes() -> str:
+    """A gradient of ResNet-18 at 224x224, plain and relaxed, by the ways that torch has of computing it."""
+    result = read("gpu")
+    found, lines = result["rows"]["modes"], []
+    for mode in ("float32", "channels last", "bfloat16", "bfloat16, channels last", "compiled"):
+        cells = [mode]
+        for name in ("plain", "where"):
+            time, away = found.get(f"{name}, {mode}"), found.get(f"{name}, {mode}, gradient away by")
+            cells.append("" if time is None else f"{1e3 * time:.1f}" + (f" ({100 * away:.1f} %)" if away else ""))
+        lines.append(tuple(cells))
+    return markdown(("computed in", "plain (ms)", "relaxed with waves (ms)"), lines) + _made(result, "modes")
+
+
+def _made(result: dict, *rows: str) -> str:
+    own = [{"provenance": result["made"][row]} for row in rows]
+    return made(own, "python benchmarks/gpu.py" + (f" {rows[0]}" if len(rows) == 1 else ""))
 
 
 def eigenvalues() -> str:
@@ -54,7 +82,7 @@ def eigenvalues() -> str:
         for name in SOLVED
     ]
     header = ("matrices", "torch's solver (ms)", "together (ms)", "times as fast", "eigenvalues differ by at most")
-    return markdown(header, lines) + made([result], "python benchmarks/gpu.py eigenvalues")
+    return markdown(header, lines) + _made(result, "eigenvalues")
 
 
 def cpu() -> str:
@@ -135,4 +163,4 @@ def growth() -> str:
     )
 
 
-TABLES = {"gpu": gpu, "gpu-eigenvalues": eigenvalues, "cpu": cpu, "growth": growth}
+TABLES = {"gpu": gpu, "gpu-modes": modes, "gpu-eigenvalues": eigenvalues, "cpu": cpu, "growth": growth}
