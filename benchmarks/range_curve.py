@@ -148,12 +148,15 @@ def measured(model: nn.Module, record: Any, test: Pair) -> dict[str, float]:
     }
 
 
-def slope(fit: autosym.Fit, train: Pair) -> float:
-    """d evidence / d range at the weights and precisions of a fit, in nats per sample and degree: what a learned range follows."""
-    part = fit.model.transformations
-    raw, at = part.raw, laplace.at(fit.model, train, fit.likelihood)
-    found = gradient.gradient(fit.model, train, fit.prior, at, {"range": raw})["range"]
-    return float(found / raw.sigmoid()) * math.radians(1) / len(train[0])  # range = softplus(raw)
+def slopes(fit: autosym.Fit, train: Pair) -> dict[str, float]:
+    """d evidence / d range at the weights and precisions of a fit, in nats per sample and degree: what a learned range follows.
+
+    By the derivative, and by differences, which also see units of ReLU turn on and off.
+    """
+    raw, at = fit.model.transformations.raw, laplace.at(fit.model, train, fit.likelihood)
+    ways = {"slope": gradient.differences, "derivative": gradient.gradient}
+    unit = math.radians(1) / float(raw.sigmoid()) / len(train[0])  # range = softplus(raw)
+    return {name: unit * float(way(fit.model, train, fit.prior, at, {"range": raw})["range"]) for name, way in ways.items()}
 
 
 @torch.no_grad()
@@ -176,7 +179,7 @@ def cell(case: Case, settings: Settings, grid: Sequence[float], sources: Sequenc
     refitted, learned = [], []
     for degrees in grid:
         fit = fitted(case, settings, train, degrees, False)
-        refitted.append({"degrees": degrees, "slope": slope(fit, train)} | measured(fit.model, fit.evidence, test))
+        refitted.append({"degrees": degrees} | slopes(fit, train) | measured(fit.model, fit.evidence, test))
     for start in STARTS:
         fit = fitted(case, settings, train, start, True)
         path = [line["ranges"]["rotation (degrees)"] for line in fit.history if "ranges" in line]
@@ -305,8 +308,7 @@ def main() -> None:
     if known["settings"] != asdict(settings):
         raise SystemExit(f"{OUT} was made with other settings: move it away first")
     cells = known["cells"]
-    cases = [Case(*case, seed) for seed in range(1, options.seeds + 1) for case in CASES]
-    for case in sorted(cases, key=lambda case: case.kind == "relu"):
+    for case in (Case(*case, seed) for seed in range(1, options.seeds + 1) for case in CASES):
         if not any(asdict(case).items() <= c.items() for c in cells):
             cells.append(cell(case, settings, GRID, sources, device) | {"provenance": provenance(device)})
             write({"settings": asdict(settings), "cells": cells}, OUT)
