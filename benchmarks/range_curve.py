@@ -11,6 +11,7 @@ and nines, which turn into each other; digits without their slant (deskewed by s
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -36,6 +37,7 @@ from autosym.runtime.tables import table
 OUT = Path(__file__).parent / "results" / "range_curve.json"
 Pair = tuple[Tensor, Tensor]
 GRID = (30, 45, 60, 75, 90, 105, 120, 135, 150, 165, 180)
+COLUMNS = 3  # of the figure
 STARTS = (30, 150)  # degrees, of the fits that learn their range: one from below, one from above
 KINDS = {"all": "all digits", "no 6, 9": "without sixes and nines", "deskewed": "without slant", "relu": "all digits, ReLU"}
 
@@ -215,19 +217,33 @@ def by_case(cells: Sequence[dict[str, Any]]) -> dict[tuple[int, str], list[dict[
     return {case: several for case, several in found.items() if several}
 
 
+def stop(curve: Sequence[dict[str, float]]) -> float:
+    """Degrees at which the slope at refitted weights has first fallen to a tenth of its largest: a range that rises stops there."""
+    steepest = max(range(len(curve)), key=lambda i: curve[i]["slope"])
+    little = curve[steepest]["slope"] / 10
+    for before, after in itertools.pairwise(curve[steepest:]):
+        if after["slope"] <= little:
+            part = (before["slope"] - little) / (before["slope"] - after["slope"])
+            return before["degrees"] + part * (after["degrees"] - before["degrees"])
+    return float(curve[-1]["degrees"])
+
+
 def rows(cells: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """One row for each case: where the curves are highest, and what was learned."""
     found = []
-    for (degrees, kind), several in sorted(by_case(cells).items(), key=lambda item: (item[0][1] != "all", item[0][0])):
+    for (degrees, kind), several in by_case(cells).items():
         learned = [[c["learned"][i] for c in several] for i in range(len(STARTS))]
         found.append(
             (
                 f"±{degrees}°, {KINDS[kind]}",
                 spread([peak(c["refitted"]) for c in several]),
+                spread([max(c["refitted"], key=lambda line: line["evidence"])["accuracy"] for c in several], 1),
+                spread([stop(c["refitted"]) for c in several]),
                 spread([peak(c["refitted"], "test_nll", -1) for c in several]),
-                *(spread([peak(one["fixed"]) for one in ones]) for ones in learned),
-                *(spread([one["degrees"] for one in ones]) for ones in learned),
-                spread([one["accuracy"] for one in learned[0]], 1),
+                *(
+                    f"{spread([one['degrees'] for one in ones])} ({fmean(peak(one['fixed']) for one in ones):.0f})"
+                    for ones in learned
+                ),
             )
         )
     return found
@@ -235,11 +251,11 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 HEADER = (
     "digits turned by up to",
-    "evidence highest, refitted",
-    "test loss lowest",
-    *(f"highest at the weights learned from {start}°" for start in STARTS),
-    *(f"learned from {start}°" for start in STARTS),
-    "accuracy (%)",
+    "evidence highest at",
+    "accuracy there (%)",
+    "its slope gone from",
+    "test loss lowest at",
+    *(f"learned from {start}° (highest at these weights)" for start in STARTS),
 )
 
 
@@ -248,22 +264,23 @@ def figure(cells: Sequence[dict[str, Any]], path: Path) -> None:
     from autosym.report.drawing import COLOURS, new_figure, open_frame, save_figure
 
     cases = by_case(cells)
-    canvas = new_figure(3.1 * len(cases), 6)
-    axes = canvas.subplots(2, len(cases), sharex=True, sharey="row", squeeze=False)
-    kinds = (("evidence", "log evidence per sample (nats)"), ("test_nll", "loss per test digit (nats)"))
-    for (key, label), line in zip(kinds, axes, strict=True):
-        line[0].set_ylabel(label)
-        for axis, ((degrees, kind), several) in zip(line, cases.items(), strict=True):
+    blocks = math.ceil(len(cases) / COLUMNS)
+    canvas = new_figure(3.4 * COLUMNS, 5 * blocks)
+    axes = canvas.subplots(2 * blocks, COLUMNS, sharex=True, squeeze=False)
+    kinds = {"evidence": "log evidence / N", "test_nll": "test loss"}
+    for place, ((degrees, kind), several) in enumerate(cases.items()):
+        block, column = divmod(place, COLUMNS)
+        for (key, label), axis in zip(kinds.items(), axes[2 * block : 2 * block + 2, column], strict=True):
             _curves(axis, several, key, (COLOURS["conv"], COLOURS["fc"]))
             axis.axvline(degrees, color="black", linewidth=1, linestyle=":")
-            if key == "evidence":
-                axis.set_title(f"turned by up to ±{degrees}°\n{KINDS[kind]}", fontsize=10)
+            axis.set_ylabel(label if column == 0 else "")
             open_frame(axis)
+        axes[2 * block, column].set_title(f"turned by up to ±{degrees}°\n{KINDS[kind]}", fontsize=10)
     for axis in axes[-1]:
         axis.set_xticks(range(30, 181, 30))
         axis.set_xlabel("range of rotation (± degrees)")
-    canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    save_figure(canvas, path, 110)
+    canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    save_figure(canvas, path, 90)
 
 
 def _curves(axis: Any, several: Sequence[dict[str, Any]], key: str, colours: tuple[str, str]) -> None:
@@ -279,8 +296,9 @@ def _curves(axis: Any, several: Sequence[dict[str, Any]], key: str, colours: tup
         ends = [c["learned"][start] for c in several]
         label = f"learned from {STARTS[start]}°"
         axis.plot([e["degrees"] for e in ends], [e[key] for e in ends], mark, color="black", markersize=5, label=label)
-    top, bottom = max(means[0]), min(means[0])
-    axis.set_ylim(bottom - 0.25 * (top - bottom), top + 0.25 * (top - bottom))
+    shown = [*itertools.chain(*refitted), *(one[key] for c in several for one in c["learned"])]
+    margin = 0.05 * (max(shown) - min(shown))
+    axis.set_ylim(min(shown) - margin, max(shown) + margin)  # fixed weights fall far below
 
 
 def main() -> None:

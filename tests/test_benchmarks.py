@@ -377,6 +377,13 @@ def test_the_highest_point_of_a_curve_is_between_the_points_of_its_grid(grid):
     assert range_curve.peak(curve, sign=-1) == 30.0, "an end is itself"
 
 
+def test_a_range_stops_where_the_slope_is_a_tenth_of_its_largest():
+    slopes = (1.0, 2.0, 1.0, 0.0, 1.0)
+    curve = [{"degrees": 10 * i, "slope": slope} for i, slope in enumerate(slopes)]
+    assert range_curve.stop(curve) == pytest.approx(28.0)
+    assert range_curve.stop(curve[:3]) == 20.0, "an end is itself"
+
+
 def test_a_slanted_stroke_is_deskewed_and_stays_where_it_was():
     x = torch.zeros(1, 1, 21, 21)
     for row in range(4, 15):
