@@ -304,7 +304,7 @@ def _curves(axis: Any, several: Sequence[dict[str, Any]], key: str, colours: tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, help="holds the official files of MNIST")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the results, run nothing")
     parser.add_argument("--small", action="store_true", help="one small case of embedded digits, printed only")
     options = parser.parse_args()
