@@ -95,13 +95,7 @@ def gradient(
                 for column in shown.columns(f, places) if record else ():
                     _add(total, -against.rows(tape.backward(f, column)), leaves)
     shown.finish(*total)
-    if shown.samples != at.samples:
-        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {shown.samples}: not the same")
-    if not alike(shown.fingerprint, at.fingerprint, rtol=1e-6, atol=1e-9 * at.samples):
-        raise ValueError(
-            "the data differ from the data that the evidence was taken on (random augmentation that changes between passes?): "
-            "give data that do not change; to train on augmented data, use fit's augment, or give it evidence_data"
-        )
+    _refuse_other_data(at, shown.samples, shown.fingerprint)
     return {name: grad.to(leaf.dtype) for (name, leaf), grad in zip(hyperparameters.items(), total, strict=True)}
 
 
@@ -125,6 +119,7 @@ def differences(
 
     def evidence() -> float:
         found = laplace.at(model, data, at.likelihood, **options)
+        _refuse_other_data(at, found.samples, found.fingerprint)
         return float((found.with_scales(prior, 0) if prior.scales else found)(prior).log_evidence)
 
     slopes = {name: torch.zeros_like(leaf) for name, leaf in hyperparameters.items()}
@@ -134,8 +129,10 @@ def differences(
             values = []
             for sign in (1, -1):
                 leaf.view(-1)[place] += sign * step
-                values.append(evidence())
-                leaf.copy_(before)
+                try:
+                    values.append(evidence())
+                finally:
+                    leaf.copy_(before)
             slopes[name].view(-1)[place] = (values[0] - values[1]) / (2 * step)
     prior.mixture_bound = bound
     return slopes
@@ -241,3 +238,14 @@ def _check(model: nn.Module, at: Laplace, hyperparameters: Mapping[str, Tensor])
     moved = [site.name for site in sites(model) if not torch.equal(site.parameter, at.parameters[site.name])]
     if moved:
         raise ValueError(f"{', '.join(moved[:3])} changed since the evidence was taken: take it again at the present weights")
+
+
+def _refuse_other_data(at: Laplace, samples: int, fingerprint: Tensor | None) -> None:
+    """Refuse data that are not those of ``at``."""
+    if samples != at.samples:
+        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {samples}: not the same")
+    if not alike(fingerprint, at.fingerprint, rtol=1e-6, atol=1e-9 * at.samples):
+        raise ValueError(
+            "the data differ from the data that the evidence was taken on (random augmentation that changes between passes?): "
+            "give data that do not change; to train on augmented data, use fit's augment, or give it evidence_data"
+        )
