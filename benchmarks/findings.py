@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import breaking as breaking_runs
+import range_curve as range_curves
 import real_table
 
 RESULTS = Path(__file__).parent / "results"
@@ -406,6 +407,12 @@ def soak() -> str:
     return markdown(header, [row]) + made([result], "python benchmarks/soak.py")
 
 
+def range_curve() -> str:
+    """Where the evidence of digits that were turned is highest, in degrees."""
+    cells = read("range_curve")["cells"]
+    return markdown(range_curves.HEADER, range_curves.rows(cells)) + made(cells, "benchmarks/range_curve.py")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "truth-counts": truth_counts,
     "truth": truth,
@@ -427,6 +434,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "predictive": predictive,
     "normalisation": normalisation,
     "soak": soak,
+    "range-curve": range_curve,
 }
 
 

@@ -23,6 +23,7 @@ import other_groups
 import pool
 import priors
 import quantities
+import range_curve
 import rhythm
 import same_numbers
 import scaling
@@ -358,6 +359,40 @@ def test_the_study_of_draws_runs_small(monkeypatch, capsys):
     monkeypatch.setattr(draws, "VARIANTS", {"half": 90.0})
     draws.main()
     assert "half" in capsys.readouterr().out
+
+
+def test_the_curves_of_ranges_run_small(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(range_curve, "OUT", tmp_path / "range_curve.json")
+    monkeypatch.setattr(sys, "argv", ["range_curve.py", "--small"])
+    range_curve.main()
+    found = capsys.readouterr().out
+    assert all(kind in found for kind in range_curve.KINDS.values())
+    assert not list(tmp_path.iterdir()), "small figures are not results"
+
+
+@pytest.mark.parametrize("grid", [(0, 10, 20, 30), (0, 10, 25, 30)])
+def test_the_highest_point_of_a_curve_is_between_the_points_of_its_grid(grid):
+    curve = [{"degrees": x, "evidence": -((x - 13.0) ** 2)} for x in grid]
+    assert range_curve.peak(curve) == pytest.approx(13.0)
+    assert range_curve.peak(curve, sign=-1) == 30.0, "an end is itself"
+
+
+def test_a_range_stops_where_the_slope_is_a_tenth_of_its_largest():
+    slopes = (1.0, 2.0, 1.0, 0.0, 1.0)
+    curve = [{"degrees": 10 * i, "slope": slope} for i, slope in enumerate(slopes)]
+    assert range_curve.stop(curve) == pytest.approx(28.0)
+    assert range_curve.stop(curve[:3]) == 20.0, "an end is itself"
+
+
+def test_a_slanted_stroke_is_deskewed_and_stays_where_it_was():
+    x = torch.zeros(1, 1, 21, 21)
+    for row in range(4, 15):
+        x[0, 0, row, 3 + row // 2] = 1.0
+    upright = range_curve.deskewed(x)[0, 0]
+    columns = (upright * torch.arange(21.0)).sum(1)[4:15] / upright.sum(1)[4:15]
+    assert columns.std() < 0.5
+    assert columns.mean() == pytest.approx(7.2, abs=0.5)
+    assert torch.allclose(range_curve.deskewed(upright[None, None])[0, 0], upright, atol=0.2)
 
 
 def test_whole_evidence_at_real_size_runs_small(monkeypatch, capsys, tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
@@ -82,6 +83,38 @@ def test_the_gradient_is_that_of_central_differences(name, kind):
 def test_sampled_and_subset_curvature_have_their_own_exact_gradients(options):
     found, expected = both(*problem("conv", "categorical"), **options)
     assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("activation", "seen"), [(nn.ReLU, False), (nn.SiLU, True), (nn.Tanh, True)])
+def test_the_derivative_does_not_see_units_turn_on_and_differences_do(activation, seen):
+    """Over many samples the log-determinant has a slope of its own by ReLU's jumps."""
+    torch.manual_seed(0)
+    net = randomised(nn.Sequential(nn.Flatten(), nn.Linear(36, 12), activation(), nn.Linear(12, 3)))
+    model = symmetrise(net, {"rotation": 1.0, "x-scale": 0.3}, 5).double()
+    data = draw("categorical", 300, (1, 6, 6))
+    at = laplace.at(model, data)
+    prior, raw = prior_of(at), model.transformations.raw
+    before = raw.clone()
+    found, near = (way(model, data, prior, at, {"w": raw})["w"] for way in (gradient.gradient, gradient.differences))
+    assert torch.equal(raw, before)
+    assert_close(near, central(model, data, "categorical", prior, raw, step=gradient.STEP))
+    assert torch.allclose(found, near, rtol=0.05, atol=0.05) == seen
+    assert gradient.kinked(model, data[0][:1]) is not seen
+
+
+def test_kinks_are_found_in_functions_too():
+    class Functions(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.linear, self.kind = nn.Linear(4, 4), kind
+
+        def forward(self, x):
+            return self.kind(self.linear(x)).sum(1)
+
+    kinks = (torch.relu, F.leaky_relu, F.hardtanh, torch.abs, lambda h: h.clamp(0), lambda h: F.max_pool1d(h[:, None], 2)[:, 0])
+    assert all(gradient.kinked(Functions(kind), torch.ones(1, 4)) for kind in kinks)
+    assert not any(gradient.kinked(Functions(kind), torch.ones(1, 4)) for kind in (torch.tanh, F.silu, F.gelu, F.softplus))
+    assert gradient.kinked(MODELS["f-fc+conv"](), torch.ones(1, 2, 6, 5, dtype=torch.float64))
 
 
 def test_another_seed_has_another_gradient():

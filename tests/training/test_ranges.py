@@ -61,6 +61,18 @@ def test_ranges_go_up_the_evidence(start):
     assert float(laplace.at(net, datasets)(prior).log_evidence.detach()) > float(at(prior).log_evidence.detach())
 
 
+@pytest.mark.parametrize("nu", [math.inf, 4.0])
+def test_ranges_of_a_network_with_kinks_follow_differences(nu, monkeypatch):
+    """Also with a Student-t prior, whose scales stay as they are."""
+    monkeypatch.delattr(gradient, "gradient")
+    net = model()
+    net.model[2] = nn.ReLU()
+    before = width(net)
+    fitted = fit(net, nu=nu)
+    assert width(net) != before
+    assert math.isfinite(fitted.evidence.log_evidence)
+
+
 @pytest.mark.parametrize("keys", [{"learn": False}, {}], ids=["learn=False", "step=none"])
 def test_ranges_that_are_not_learned_stay(keys):
     net = model(**keys)

@@ -11,6 +11,9 @@ Phase two shows micro-batches to the model again, with a graph, and differentiat
 fixed cotangents. Rows g depend on eta through the network and through the root of the output Hessian; both stay in the graph.
 The sum is exact at fixed weights and draws, and needs the memory of one micro-batch. No gradient passes through an
 eigendecomposition.
+
+Where a network has kinks (ReLU, max pooling), rows g jump as eta moves a sample across one. No derivative sees that, so over many
+samples it is not the slope of the evidence. ``differences`` is, and ``kinked`` says where to use it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +29,27 @@ from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass, alike, budget
 from autosym.curvature.tape import Tape
 from autosym.curvature.verification import verify
+from autosym.evidence import laplace
 from autosym.evidence.laplace import Laplace
 from autosym.linear.path import Definition, Path
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
 GRAPH = 4  # times the memory of a pass without a second derivative
+STEP = 0.02  # of differences in eta: wide enough for many samples to cross a kink, and far above rounding
+KINKS = (
+    "Relu",
+    "LeakyRelu",
+    "Prelu",
+    "Hardtanh",
+    "Hardswish",
+    "Hardsigmoid",
+    "Threshold",
+    "MaxPool",
+    "AdaptiveMaxPool",
+    "Abs",
+    "Clamp",
+)
 
 
 def gradient(
@@ -77,14 +95,61 @@ def gradient(
                 for column in shown.columns(f, places) if record else ():
                     _add(total, -against.rows(tape.backward(f, column)), leaves)
     shown.finish(*total)
-    if shown.samples != at.samples:
-        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {shown.samples}: not the same")
-    if not alike(shown.fingerprint, at.fingerprint, rtol=1e-6, atol=1e-9 * at.samples):
-        raise ValueError(
-            "the data differ from the data that the evidence was taken on (random augmentation that changes between passes?): "
-            "give data that do not change; to train on augmented data, use fit's augment, or give it evidence_data"
-        )
+    _refuse_other_data(at, shown.samples, shown.fingerprint)
     return {name: grad.to(leaf.dtype) for (name, leaf), grad in zip(hyperparameters.items(), total, strict=True)}
+
+
+@torch.no_grad()
+def differences(
+    model: nn.Module,
+    data: Data,
+    prior: Prior,
+    at: Laplace,
+    hyperparameters: Mapping[str, Tensor],
+    *,
+    step: float = STEP,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """(log p(D; eta + h) - log p(D; eta - h)) / 2h: the same slopes from two evidences each, h = ``step``, kinks included.
+
+    ``options`` are those of ``laplace.at``: give the same as to ``at``.
+    """
+    _check(model, at, hyperparameters)
+    bound = prior.mixture_bound
+
+    def evidence() -> float:
+        found = laplace.at(model, data, at.likelihood, **options)
+        _refuse_other_data(at, found.samples, found.fingerprint)
+        return float((found.with_scales(prior, 0) if prior.scales else found)(prior).log_evidence)
+
+    slopes = {name: torch.zeros_like(leaf) for name, leaf in hyperparameters.items()}
+    for name, leaf in hyperparameters.items():
+        before = leaf.clone()
+        for place in range(leaf.numel()):
+            values = []
+            for sign in (1, -1):
+                leaf.view(-1)[place] += sign * step
+                try:
+                    values.append(evidence())
+                finally:
+                    leaf.copy_(before)
+            slopes[name].view(-1)[place] = (values[0] - values[1]) / (2 * step)
+    prior.mixture_bound = bound
+    return slopes
+
+
+def kinked(model: nn.Module, x: Tensor) -> bool:
+    """Whether the outputs for ``x`` have a derivative that jumps: the graph of autograd has ReLU, max pooling or the like in it."""
+    with torch.enable_grad():
+        todo, seen = [model(x).grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            if node.name().startswith(KINKS):
+                return True
+            seen.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return False
 
 
 class _Against:
@@ -173,3 +238,14 @@ def _check(model: nn.Module, at: Laplace, hyperparameters: Mapping[str, Tensor])
     moved = [site.name for site in sites(model) if not torch.equal(site.parameter, at.parameters[site.name])]
     if moved:
         raise ValueError(f"{', '.join(moved[:3])} changed since the evidence was taken: take it again at the present weights")
+
+
+def _refuse_other_data(at: Laplace, samples: int, fingerprint: Tensor | None) -> None:
+    """Refuse data that are not those of ``at``."""
+    if samples != at.samples:
+        raise ValueError(f"the evidence was taken on {at.samples} samples, but the data now show {samples}: not the same")
+    if not alike(fingerprint, at.fingerprint, rtol=1e-6, atol=1e-9 * at.samples):
+        raise ValueError(
+            "the data differ from the data that the evidence was taken on (random augmentation that changes between passes?): "
+            "give data that do not change; to train on augmented data, use fit's augment, or give it evidence_data"
+        )

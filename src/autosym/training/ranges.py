@@ -1,6 +1,8 @@
 """The ranges of a model's transformations, learned by gradient ascent on the evidence while ``fit`` learns the weights.
 
 raw <- raw + Adam(d log p(D) / d raw)          one step at every evidence step, with draws of its own
+
+The slope is a derivative, or a difference where the network has kinks (ReLU): ``evidence.gradient`` says why.
 """
 
 import torch
@@ -10,7 +12,7 @@ from autosym.bayes.priors import Prior
 from autosym.evidence import gradient
 from autosym.evidence.laplace import Laplace
 from autosym.nn import symmetrised
-from autosym.runtime.batching import Data
+from autosym.runtime.batching import Data, batches, to_model
 
 
 class Ranges:
@@ -20,6 +22,7 @@ class Ranges:
         self.model, self.parts = model, symmetrised.transformations(model)
         self.learned = {name: part for name, part in self.parts.items() if part.learn}
         self.lr = lr
+        self.kinked: bool | None = None  # not known yet
         self.first, self.second = ({n: torch.zeros_like(p.raw) for n, p in self.learned.items()} for _ in range(2))
         self.steps = torch.zeros((), dtype=torch.float64)
 
@@ -51,7 +54,10 @@ class Ranges:
         if not self.learned:
             return
         raws = {name: part.raw for name, part in self.learned.items()}
-        found = gradient.gradient(self.model, data, prior, at, raws, sampled=sampled, subset=subset, seed=seed, memory=memory)
+        if self.kinked is None:
+            self.kinked = gradient.kinked(self.model, to_model(*next(batches(data, 1)), self.model, "the data")[0])
+        slopes = gradient.differences if self.kinked else gradient.gradient
+        found = slopes(self.model, data, prior, at, raws, sampled=sampled, subset=subset, seed=seed, memory=memory)
         self.steps += 1
         t = float(self.steps)
         for name, grad in found.items():
