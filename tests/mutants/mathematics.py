@@ -75,8 +75,8 @@ FAULTS = {
     # nn
     "layers: the mean over kinds of paths": Fault("nn/layers.py",
         "sum(outputs[1:], outputs[0]) / len(self)", "sum(outputs[1:], outputs[0]) / len(outputs)", "nn/test_layers.py"),
-    "layers: the polyphase grid with the least norm": Fault("nn/layers.py",
-        ".flatten(1).argmax(1)", ".flatten(1).argmin(1)", "nn/test_layers.py"),
+    "layers: the polyphase grid with the least norm": Fault("linear/grids.py",
+        "squares.sum((1, 3)).flatten(1).argmax(1)", "squares.sum((1, 3)).flatten(1).argmin(1)", "nn/test_layers.py"),
     "nets: the paths that keep the most start smaller": Fault("nn/nets.py",
         "1.0 if kept == max(symmetries.values()) else start", "start if kept == max(symmetries.values()) else 1.0",
         "nn/test_nets.py"),
