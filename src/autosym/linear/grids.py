@@ -89,15 +89,13 @@ class _ConvOnGrid(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
         x, filters, chosen = ctx.saved_tensors
-        size, stride, slopes = (x.shape[2], x.shape[3]), ctx.stride, [None, None]
+        form, of_x, of_filters = (x.shape[2], x.shape[3], ctx.stride, x.device), None, None
         if ctx.needs_input_grad[0]:
-            moved = _adjoint(g, filters, stride)
-            slopes[0] = _moved(moved, _starts(*size, stride, (0, 0), -1, x.device)[chosen])
+            of_x = _moved(_adjoint(g, filters, ctx.stride), _starts(*form, (0, 0), -1)[chosen])
         if ctx.needs_input_grad[1]:
             reach = (filters.shape[2] // 2, filters.shape[3] // 2)
-            padded = _moved(x, _starts(*size, stride, reach, 1, x.device)[chosen])
-            slopes[1] = conv2d_weight(padded, filters.shape, g, stride)
-        return *slopes, None, None, None
+            of_filters = conv2d_weight(_moved(x, _starts(*form, reach, 1)[chosen]), filters.shape, g, ctx.stride)
+        return of_x, of_filters, None, None, None
 
 
 def _moved(x: Tensor, positions: Tensor) -> Tensor:
@@ -107,7 +105,7 @@ def _moved(x: Tensor, positions: Tensor) -> Tensor:
 
 
 @cache
-def _starts(height: int, width: int, stride: int, reach: tuple[int, int], sign: int, device: torch.device) -> Tensor:
+def _starts(height: int, width: int, stride: int, device: torch.device, reach: tuple[int, int], sign: int) -> Tensor:
     """Positions that move each grid to the start of a map (sign 1) or back (-1), padded circularly: (stride^2, H', W')."""
     with torch.inference_mode(False), torch.device("cpu"):
         start = sign * torch.arange(stride)[:, None]

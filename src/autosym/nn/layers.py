@@ -241,15 +241,15 @@ class Relaxed(nn.ModuleDict):
     def _downsampled(self, x: Tensor) -> Tensor:
         """The sum of symmetric paths, on one polyphase grid. If there is a graph, it holds no more than that grid."""
         paths = [self[name] for name in self.symmetric]
-        plain = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or not torch.is_grad_enabled()
-        if self.stride == 1 or plain or not all(isinstance(path, Affine) and path.thins for path in paths):
+        thin = [path for path in paths if isinstance(path, Affine) and path.thins]
+        graph = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+        if self.stride == 1 or not graph or len(thin) < len(paths):
             return polyphase(reduce(add, (path(x) for path in paths)), self.stride)
         with torch.no_grad():
-            full = [path.linear.forward(x) for path in paths]
-            total = reduce(add, (y + path.bias.values() for y, path in zip(full, paths, strict=True)))
+            full = [path.linear.forward(x) for path in thin]
+            total = reduce(add, (y + path.bias.values() for y, path in zip(full, thin, strict=True)))
             chosen = largest_grid(total, self.stride)
-        grids = [Grid(self.stride, chosen, y) for y in full]
-        return reduce(add, (path(x, grid=grid) for path, grid in zip(paths, grids, strict=True)))
+        return reduce(add, (path(x, grid=Grid(self.stride, chosen, y)) for y, path in zip(full, thin, strict=True)))
 
     def keeps(self, name: str) -> Kept:
         """What a path keeps: nothing if free, else what all its parts keep; if they name no symmetry, ``Kept(every=True)``."""
