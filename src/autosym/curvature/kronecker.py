@@ -22,7 +22,7 @@ from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass, columns_within
 from autosym.curvature.tape import Tape
-from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
+from autosym.curvature.verification import Verified, check_factors, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
 from autosym.runtime import arithmetic, processes
@@ -253,20 +253,22 @@ class _Sums:
         for together, G in self.G.items():
             whole |= {name: G if name not in whole else whole[name] + G for name in together}
         factors: dict[str, Factors | FewColumns] = {}
+        seen: dict[tuple[str, str], Tensor] = {}
         for name in names:
             G = whole[name]
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
-            check_factor(name, "G", G)
+            seen[name, "G"] = G
             if name in self.columns:
                 columns = torch.cat([t.flatten(0, 1) for t in self.columns.pop(name)]).transpose(0, 1).contiguous()
                 columns /= used**0.5
-                check_factor(name, "A", columns.square().sum(1))  # its diagonal: no entry is larger
+                seen[name, "A"] = columns.square().sum(1)  # its diagonal: no entry is larger
                 factors[name] = FewColumns(columns, G)
             else:
                 A = self.A[name].div_(used)
-                check_factor(name, "A", A)
+                seen[name, "A"] = A
                 factors[name] = Factors(A, G)
+        check_factors(seen)
         return factors
 
 
