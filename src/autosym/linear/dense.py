@@ -142,6 +142,9 @@ class Bias(Path):
 
     def rows(self, g: Tensor) -> Tensor:
         if not self.expand:
+            if g.stride(0) == 1 and 1 in self.shape:  # samples side by side in memory: torch sums 30 times as slowly
+                own = g.movedim(0, -1).sum([axis for axis, size in enumerate(self.shape) if size == 1], keepdim=True)
+                return own.flatten(0, -2).mT[:, None, None]
             return g.sum_to_size(g.shape[0], *self.shape).reshape(g.shape[0], 1, 1, -1)
         return g.permute(0, *self.order).reshape(g.shape[0], -1, 1, self.weight.shape[1])
 
