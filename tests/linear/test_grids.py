@@ -3,8 +3,13 @@
 import pytest
 import torch
 
+import autosym
+from autosym.bayes.likelihoods import Categorical
+from autosym.curvature.kronecker import kfac
 from autosym.linear.circular import circular_conv, transposed
 from autosym.linear.grids import Grid, _adjoint, conv_on_grid, largest_grid, on_grid
+from autosym.nn import nets
+from autosym.nn.layers import Affine
 
 CASES = [
     ((8, 8), (3, 3), 2),
@@ -74,3 +79,19 @@ def test_the_grid_with_the_largest_norm():
     y = torch.randn(6, 3, 4, 6)
     norms = torch.stack([y[..., i::2, j::2].flatten(1).norm(dim=1) for i in range(2) for j in range(2)], 1)
     assert torch.equal(largest_grid(y, 2), norms.argmax(1))
+
+
+@pytest.mark.parametrize("options", [{}, {"sampled": True}, {"expand_bias": True}], ids=str)
+@pytest.mark.parametrize("copies", [0, 3])
+def test_curvature_is_that_of_the_whole_map(copies, options, monkeypatch):
+    """Copies of a sample (``symmetrise``) keep different grids, and their cotangents are added up."""
+    torch.manual_seed(0)
+    net = nets.build("f-fc+conv", (1, 8, 8), 3, 2, (1, 2, 2), (2, 2, 2), hidden=2).double()
+    model = autosym.symmetrise(net, "rotation", copies) if copies else net
+    data = torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
+    found = kfac(model, data, Categorical(), **options)
+    monkeypatch.setattr(Affine, "thins", False)
+    whole = kfac(model, data, Categorical(), **options)
+    for name, factors in whole.factors.items():
+        torch.testing.assert_close(found.factors[name].A, factors.A)
+        torch.testing.assert_close(found.factors[name].G, factors.G)
