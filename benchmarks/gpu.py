@@ -289,17 +289,22 @@ def synchronise(sizes: Sizes) -> None:
 
 
 def profile(sizes: Sizes, rows: int = 25) -> None:
-    """The kernels that take the time of a sampled evidence pass of F-FC+CONV."""
+    """The kernels that take the time of a training step of F-FC+CONV, launched one by one, and of its evidence passes."""
     data = images(sizes.paper, 1, sizes)
     net = nets.build("f-fc+conv", (1, sizes.side, sizes.side), 10, sizes.width, *sizes.blocks).to(sizes.device)
-    evidence(net, data, True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        evidence(net, data, True)
-        synchronise(sizes)
-    kernels = sorted(profiler.key_averages(), key=lambda event: -event.device_time_total)
-    print(f"{sum(k.device_time_total for k in kernels) / 1e3:.1f} ms in {sum(k.count for k in kernels)} kernels")
-    for kernel in kernels[:rows]:
-        print(f"  {kernel.device_time_total / 1e3:8.2f} ms {kernel.count:6d}x {kernel.key[:100]}")
+    one = (data[0][:128], data[1][:128])
+    works = {"step": epoch(net, one, 128, 1, record=False)}
+    works |= {kind: partial(evidence, net, data, kind == "sampled") for kind in ("sampled", "exact")}
+    for name, work in works.items():
+        work()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            work()
+            synchronise(sizes)
+        kernels = sorted(profiler.key_averages(), key=lambda event: -event.device_time_total)
+        total = sum(k.device_time_total for k in kernels) / 1e3
+        print(f"{name}: {total:.2f} ms in {sum(k.count for k in kernels)} kernels")
+        for kernel in kernels[:rows]:
+            print(f"  {kernel.device_time_total / 1e3:8.3f} ms {kernel.count:6d}x {kernel.key[:100]}")
 
 
 ROWS: dict[str, Callable[[Sizes], dict[str, float]]] = {
@@ -317,7 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--small", action="store_true", help="does it run at all?")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a sampled evidence pass")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step and of evidence passes")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     options = parser.parse_args()
     if unknown := set(options.rows) - set(ROWS):

@@ -87,3 +87,16 @@ def test_sizes_that_are_many_go_together_in_portions(monkeypatch):
     assert set(found) == {"b", "c", "d", "e"}  # a could not be solved so
     for name, values in found.items():
         torch.testing.assert_close(values, torch.linalg.eigvalsh(factors[name]))
+
+
+def test_large_ones_that_are_few_join_the_next_size(monkeypatch):
+    monkeypatch.setattr(many_eigenvalues, "eigenvalues", lambda given: torch.linalg.eigvalsh(given))
+    for name, value in (("SHORT", 3), ("WIDE", 5)):
+        monkeypatch.setattr(eigenvalues, name, value)
+    torch.manual_seed(0)
+    shapes = {"many": (9, 8), "joins": (2, 6), "short": (2, 5), "joins too": (1, 7), "alone": (2, 9)}
+    factors = {name: matrices(count, n, 3) for name, (count, n) in shapes.items()}
+    found = eigenvalues._of_many(factors, factors.__getitem__)
+    assert set(found) == {"many", "joins", "joins too"}
+    for name, values in found.items():
+        torch.testing.assert_close(values, torch.linalg.eigvalsh(factors[name]), atol=1e-12, rtol=0)

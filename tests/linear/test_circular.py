@@ -7,7 +7,8 @@ from torch.func import jacrev, vmap
 from torch.testing import assert_close
 
 from autosym.linear import circular
-from autosym.linear.circular import circular_conv, patches, shifted_correlations, wrap
+from autosym.linear.circular import circular_conv, circular_correlations, patches, shifted_correlations, transposed, wrap
+from autosym.linear.conv import Conv
 
 KERNELS = [(1, 1), (3, 3), (1, 3), (3, 5), (5, 1)]
 
@@ -197,6 +198,10 @@ def unfolded_gram(x, kernel, mode):
     return torch.einsum("bis,bjs->ij", columns, columns)[None]
 
 
+def correlations(x, kernel, mode):
+    return circular_correlations(x, kernel) if mode == "circular" else shifted_correlations(x, kernel)
+
+
 @pytest.mark.parametrize("mode", ["circular", "zeros"])
 @pytest.mark.parametrize(
     ("kernel", "size", "flat"),
@@ -219,8 +224,29 @@ def test_shifted_correlations_are_the_gram_of_patches(kernel, size, flat, mode, 
     calls, real = [], circular._lagged
     monkeypatch.setattr(circular, "_lagged", lambda *a: calls.append(1) or real(*a))
     x = maps(2, 2, *size)
-    assert_close(shifted_correlations(x, kernel, mode), unfolded_gram(x, kernel, mode), rtol=1e-12, atol=1e-10)
-    assert bool(calls) is flat, "the other form was meant"
+    assert_close(correlations(x, kernel, mode), unfolded_gram(x, kernel, mode), rtol=1e-12, atol=1e-10)
+    assert bool(calls) is (flat and mode == "zeros"), "the other form was meant"
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel"), [((7,), (3,)), ((1,), (3,)), ((2, 2), (3, 3)), ((1, 5), (3, 5)), ((3, 4, 2), (3, 1, 3))]
+)
+def test_circular_correlations_of_maps_of_any_size(size, kernel):
+    """On the smallest maps two offsets are the same position: these rows are equal to the last bit, so the rank is what it was."""
+    x = maps(4, 2, *size)
+    conv = Conv(2, 1, kernel, dims=len(size)).double()
+    columns = conv.columns(x)
+    found = circular_correlations(x, kernel)
+    assert_close(found, torch.einsum("bski,bskj->kij", columns, columns), rtol=1e-12, atol=1e-10)
+    assert torch.equal(found, found.mT)
+
+
+@pytest.mark.parametrize(("size", "kernel"), [((7,), (3,)), ((2, 2), (3, 3)), ((6, 5), (3, 5)), ((3, 4, 2), (3, 1, 3))])
+def test_the_form_of_the_adjoint_for_a_gpu(size, kernel):
+    x, filters = maps(4, 2, *size).requires_grad_(), maps(3, 2, *kernel)
+    y = circular_conv(x, filters)
+    g = torch.randn_like(y)
+    assert_close(transposed(g, filters), torch.autograd.grad(y, x, g)[0], rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("mode", ["circular", "zeros"])
@@ -232,11 +258,11 @@ def test_shifted_correlations_are_the_gram_of_patches(kernel, size, flat, mode, 
 )
 def test_shifted_correlations_of_other_maps(strange, size, mode):
     x = strange(maps(3, 2, size, size))
-    assert_close(shifted_correlations(x, (3, 3), mode), unfolded_gram(x, (3, 3), mode), rtol=1e-12, atol=1e-10)
+    assert_close(correlations(x, (3, 3), mode), unfolded_gram(x, (3, 3), mode), rtol=1e-12, atol=1e-10)
 
 
 def test_the_sides_matter():
     """Where the modes differ, the two forms are not one."""
     x = maps(2, 2, 24, 24)
-    circular, zeros = (shifted_correlations(x, (3, 3), mode) for mode in ("circular", "zeros"))
+    circular, zeros = (correlations(x, (3, 3), mode) for mode in ("circular", "zeros"))
     assert not torch.allclose(circular, zeros)

@@ -1,11 +1,12 @@
 """Eigenvalues of Kronecker factors, divided among threads and processes."""
 
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from autosym.curvature import many_eigenvalues
@@ -26,6 +27,7 @@ def _eigvalsh(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 LARGE = 2048  # a longer side is solved by all threads, and in its own precision: float64 would take twice the memory
+WIDE = 512  # a longer side is solved on a GPU, if it is there
 SHORT, MANY = 64, 8  # on a GPU matrices of a longer side are solved together, if there are so many of one size,
 TOGETHER = 2**28  # and so many entries at a time
 SOLVING = threading.Lock()  # the number of threads is a setting of the whole process
@@ -46,16 +48,23 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         t = f / traces[name].clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]
         return t if f.shape[-1] <= LARGE else t.to(f.dtype)
 
-    values = _of_many({name: f for name, f in factors.items() if f.is_cuda}, scaled)
-    small = [name for name, f in factors.items() if f.shape[-1] <= (512 if f.is_cuda else LARGE) and name not in values]
-    large = [name for name in factors if name not in small and name not in values]
+    there = {name: f for name, f in factors.items() if f.is_cuda}
+    many = {name for names in _together(there).values() for name in names}
     with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
         torch.set_num_threads(1)  # for each solver in the pool
+
+        def begun(names: Iterable[str]) -> dict[str, list[Future[Tensor]]]:
+            parts = {n: t.split(-(-len(t) // threads)) for n, t in _on_cpu({n: scaled(n) for n in names}).items()}
+            return {n: [pool.submit(_solve, part) for part in parts[n]] for n in parts}
+
         try:
-            parts = {n: scaled(n).cpu().split(-(-len(factors[n]) // threads)) for n in small}
-            solving = {n: [pool.submit(_solve, part) for part in parts[n]] for n in small}
+            small = {n: f.shape[-1] <= (WIDE if f.is_cuda else LARGE) for n, f in factors.items()}
+            solving = begun(n for n in factors if small[n] and n not in many)  # meanwhile the GPU does the others
+            values = _of_many(there, scaled)
+            solving |= begun(n for n in factors if small[n] and n not in values and n not in solving)
+            large = [n for n in factors if n not in values and n not in solving]
             values |= {n: _solve(scaled(n)) for n in large if factors[n].is_cuda}
-            values |= {n: torch.cat([part.result() for part in solving[n]]) for n in small}
+            values |= {n: torch.cat([part.result() for part in found]) for n, found in solving.items()}
         finally:
             torch.set_num_threads(threads)
     values |= {n: _solve(scaled(n)) for n in large if n not in values}
@@ -65,20 +74,43 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: values[n].to(trace.device).clamp_min(0) * trace[:, None] for n, trace in traces.items()}
 
 
-def _of_many(factors: Mapping[str, Tensor], scaled: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """Eigenvalues of those matrices on a GPU of whose size there are many; without the ones that could not be solved together."""
+def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU; those of a GPU in one transfer, as each would wait for it."""
+    there = {name: t for name, t in tensors.items() if t.is_cuda}
+    if not there:
+        return tensors
+    flat = torch.cat([t.flatten() for t in there.values()]).cpu().split([t.numel() for t in there.values()])
+    return tensors | {name: part.view(t.shape) for (name, t), part in zip(there.items(), flat, strict=True)}
+
+
+def _together(factors: Mapping[str, Tensor]) -> dict[int, list[str]]:
+    """The names of matrices by the side with which they are solved together, where there are many of one size.
+
+    Large ones of a size that is not there as often are made as large as the next that is, by zeros: one more costs next to nothing.
+    """
     sizes: dict[int, list[str]] = {}
     for name, f in factors.items():
-        sizes.setdefault(f.shape[-1], []).append(name)
+        if SHORT < f.shape[-1] <= LARGE:
+            sizes.setdefault(f.shape[-1], []).append(name)
+    found = {size: names for size, names in sizes.items() if sum(len(factors[name]) for name in names) >= MANY}
+    for size in sorted(sizes.keys() - found.keys()):
+        larger = [other for other in found if other > size]
+        if larger and size > WIDE:
+            found[min(larger)] += sizes[size]
+    return found
+
+
+def _of_many(factors: Mapping[str, Tensor], scaled: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """Eigenvalues of those matrices on a GPU that are solved together; without the ones that could not be."""
     found: dict[str, Tensor] = {}
-    for size, names in sizes.items():
+    for size, names in _together(factors).items():
         counts = {name: len(factors[name]) for name in names}
-        if not SHORT < size <= LARGE or sum(counts.values()) < MANY:
-            continue
         for part in _portions(counts, TOGETHER // size**2):
-            values = many_eigenvalues.eigenvalues(torch.cat([scaled(name) for name in part]))
+            spare = {name: size - factors[name].shape[-1] for name in part}
+            values = many_eigenvalues.eigenvalues(torch.cat([F.pad(scaled(n), (0, spare[n], 0, spare[n])) for n in part]))
             if values is not None:
-                found |= dict(zip(part, values.split([counts[name] for name in part]), strict=True))
+                split = values.split([counts[name] for name in part])
+                found |= {name: own[:, spare[name] :] for name, own in zip(part, split, strict=True)}  # without the zeros
     return found
 
 

@@ -22,7 +22,7 @@ from autosym.curvature.eigenvalues import LARGE, _eigvalsh
 from autosym.curvature.owners import sites
 from autosym.curvature.passes import Pass, columns_within
 from autosym.curvature.tape import Tape
-from autosym.curvature.verification import Verified, check_factor, refuse_batch_dependence, verify
+from autosym.curvature.verification import Verified, check_factors, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
 from autosym.runtime import arithmetic, processes
@@ -153,7 +153,7 @@ def kfac(
     refuse_batch_dependence(model)
     sums = _Sums(dtype, without)
     owned = sites(model, expand_bias) if verified is None else verified.sites
-    tape = Tape(owned, sums.add_inputs)
+    tape = Tape(owned, sums.add_inputs, few=True)
 
     def check(x: Tensor) -> Verified:
         return verify(model, x, expand_bias, owned) if verified is None else verified
@@ -204,6 +204,7 @@ class _Sums:
 
     def __init__(self, dtype: torch.dtype | None, without: Collection[str] = ()):
         self.dtype, self.without = dtype, without
+        self.positions: dict[str, int] = {}
         self.A: dict[str, Tensor] = {}
         self.columns: dict[str, list[Tensor]] = {}
         self.G: dict[tuple[str, ...], Tensor] = {}  # one sum for all paths that share their rows
@@ -213,6 +214,7 @@ class _Sums:
             return
         x, faster = x.to(self.dtype or x.dtype), type(path).gram is not Path.gram  # than the product of all columns
         columns = path.columns(x[:1] if faster else x)
+        self.positions[name] = columns.shape[1]
         if self._are_few(name, len(x), columns):
             kept = (
                 path.columns(x) if faster else columns
@@ -237,7 +239,7 @@ class _Sums:
         names = tuple(name for name in names if name not in self.without)
         if not names:
             return
-        _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / rows.shape[1])
+        _add(self.G, names, rows.to(self.dtype or rows.dtype), 1 / self.positions[names[0]])
 
     def factors(self, names: Sequence[str], samples: int, used: int, share_blocks: bool) -> dict[str, Factors | FewColumns]:
         """Means of A and sums of G. The sums are scaled from the samples used to all samples, in place."""
@@ -251,20 +253,22 @@ class _Sums:
         for together, G in self.G.items():
             whole |= {name: G if name not in whole else whole[name] + G for name in together}
         factors: dict[str, Factors | FewColumns] = {}
+        seen: dict[tuple[str, str], Tensor] = {}
         for name in names:
             G = whole[name]
             if share_blocks:
                 G = G.mean(0, keepdim=True).expand_as(G)
-            check_factor(name, "G", G)
+            seen[name, "G"] = G
             if name in self.columns:
                 columns = torch.cat([t.flatten(0, 1) for t in self.columns.pop(name)]).transpose(0, 1).contiguous()
                 columns /= used**0.5
-                check_factor(name, "A", columns.square().sum(1))  # its diagonal: no entry is larger
+                seen[name, "A"] = columns.square().sum(1)  # its diagonal: no entry is larger
                 factors[name] = FewColumns(columns, G)
             else:
                 A = self.A[name].div_(used)
-                check_factor(name, "A", A)
+                seen[name, "A"] = A
                 factors[name] = Factors(A, G)
+        check_factors(seen)
         return factors
 
 
@@ -273,7 +277,7 @@ def _add(sums: dict, key: str | tuple[str, ...], t: Tensor, weight: float = 1.0)
     positions, blocks, width = t.shape[1:]
     if key not in sums:
         sums[key] = t.new_zeros(blocks, width, width)
-    if positions > 1:
+    if positions > 1 or weight != 1:
         sums[key].add_(gram(t), alpha=weight)
     else:  # in place: no temporary as large as the factor
         add_gram(sums[key], t[:, 0].transpose(0, 1))

@@ -1,13 +1,15 @@
 """The recorded pass: hooks show every path its inputs in the forward pass, and hand out its rows in the backward pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autosym.curvature.owners import Site
+from autosym.linear.grids import Grid
 from autosym.linear.path import Definition
 from autosym.nn.symmetrised import Symmetrised
 from autosym.runtime.arithmetic import NotFinite
@@ -20,7 +22,8 @@ class Tape:
     Weights are not part of the graph, unless ``weights`` is True. A backward pass then stops at the outputs of paths, at half
     the cost. If a model averages copies of every sample (``averaging``), a path sees its mean input and the sum of its
     cotangents, because columns and rows are linear. This reduced form is exact if the model is linear. With ``reduce`` False
-    copies count as samples. With ``graph`` inputs and rows stay in the graph, to be differentiated again.
+    copies count as samples. With ``graph`` inputs and rows stay in the graph, to be differentiated again. With ``few`` positions of which
+    samples keep nothing (``linear.grids``) have no rows.
     """
 
     def __init__(
@@ -30,20 +33,22 @@ class Tape:
         weights: bool = False,
         reduce: bool = True,
         graph: bool = False,
+        few: bool = False,
     ):
-        self.sites, self.see, self.weights, self.reduce, self.graph = sites, see, weights, reduce, graph
+        self.sites, self.see, self.weights, self.reduce, self.graph, self.few = sites, see, weights, reduce, graph, few
         self.copies: dict[nn.Module, int] = {}
         self.by_module: dict[nn.Module, list[Site]] = {}
         for site in sites:
             self.by_module.setdefault(site.module, []).append(site)
         self.edges: dict[nn.Module, GradientEdge] = {}
+        self.grids: dict[nn.Module, Grid] = {}
         self.paths: dict[str, Definition] = {}
         self.recording = self.blaming = False
         self.batch = 0
         self.current = sites[0].name  # the layer that a pass has reached, for messages
 
     def __enter__(self) -> "Tape":
-        self.handles = [module.register_forward_hook(self._hook) for module in self.by_module]
+        self.handles = [module.register_forward_hook(self._hook, with_kwargs=True) for module in self.by_module]
         self.handles += [module.register_forward_pre_hook(self._enter, prepend=True) for module in self.by_module]
         return self
 
@@ -51,6 +56,7 @@ class Tape:
         for handle in self.handles:
             handle.remove()
         self.edges.clear()
+        self.grids.clear()
         if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
             raise MemoryError(
                 f"out of memory in the curvature pass at {self.current}: pass a smaller memory= (GiB) or batch_size=; if its "
@@ -68,6 +74,7 @@ class Tape:
     def record(self, model: nn.Module, x: Tensor) -> Tensor:
         """The outputs of the model, with a graph for ``backward``. Every path is shown its input."""
         self.edges.clear()
+        self.grids.clear()
         self.recording, self.batch = True, len(x)
         averaged = [module for module in model.modules() if isinstance(module, Symmetrised)]
         self.copies = {part: module.copies for module in averaged for part in module.model.modules()}
@@ -93,14 +100,18 @@ class Tape:
         grads = torch.autograd.grad(f, edges, cotangent, retain_graph=True, allow_unused=True, create_graph=self.graph)
         same: dict[tuple, tuple[tuple[str, ...], Tensor]] = {}
         for module, grad in zip(self.edges, grads, strict=True):
-            if grad is not None and self.reduce and module in self.copies:
+            grid, averaged = self.grids.get(module), self.reduce and module in self.copies
+            few = grid is not None and self.few and not averaged  # copies of a sample keep different grids
+            if grad is not None and grid is not None and not few:
+                grad = grid.spread(grad)
+            if grad is not None and averaged:
                 grad = grad.unflatten(0, (self.batch, -1)).sum(1)
             for site in self.by_module[module]:
                 if grad is None:
                     raise ValueError(f"{site.name} has no influence on the output: remove it, or freeze it")
                 self.current = site.name
                 rows = self.paths[site.name].rows(grad)
-                if rows.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr():
+                if few or rows.untyped_storage().data_ptr() != grad.untyped_storage().data_ptr():
                     yield (site.name,), rows
                     continue
                 place = (rows.data_ptr(), rows.shape, rows.stride())
@@ -120,7 +131,7 @@ class Tape:
             for site in self.sites:
                 site.parameter.requires_grad_(True)
 
-    def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], options: Mapping[str, Any], output: Tensor) -> Tensor:
         names = ", ".join(site.name for site in self.by_module[module])
         if self.blaming and not torch.isfinite(output).all():
             raise NotFinite(
@@ -152,6 +163,8 @@ class Tape:
         for site in self.by_module[module]:
             path = self.paths[site.name] = site.path(x, output)
             self.see(site.name, path, x)
+        if "grid" in options:
+            self.grids[module] = options["grid"].without_map()
         # Keep the edge, not the tensor: a later in-place activation would move the tensor's place in the graph.
         self.edges[module] = get_gradient_edge(output)
         return output

@@ -125,6 +125,13 @@ def check_factor(name: str, letter: str, factor: Tensor) -> None:
         )
 
 
+def check_factors(factors: Mapping[tuple[str, str], Tensor]) -> None:
+    """``check_factor`` of all, by name and letter. On a GPU each look would wait for it, so there is one, unless something is wrong."""
+    if factors and not all_finite(torch.stack([factor.sum() for factor in factors.values()])):
+        for (name, letter), factor in factors.items():
+            check_factor(name, letter, factor)
+
+
 def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> Verified:
     """Refuse a model, a few samples and a likelihood that do not fit together. An error in one process is an error in all."""
     refuse_batch_dependence(model)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autosym.linear.circular import CONVOLVE, circular_conv, patches, shifted_correlations
+from autosym.linear.circular import CONVOLVE, circular_conv, circular_correlations, patches, shifted_correlations, wrap
+from autosym.linear.grids import Grid, conv_on_grid
 from autosym.linear.path import BORDERS, Kept, Path
 from autosym.linear.plain import Convolution, Plain
 from autosym.linear.products import add_gram, in_strips, mirrored
@@ -80,6 +81,8 @@ class Conv(Path):
         return set(self.stride) == {1} and not self.has_borders
 
     def pad(self, x: Tensor) -> Tensor:
+        if self.keeps_size and self.padding_mode == "circular":
+            return wrap(x, self.kernel_size)
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(x, self.padding, mode) if any(self.padding) else x
 
@@ -94,15 +97,16 @@ class Conv(Path):
         return seen.permute(0, *positions, 1, *offsets).reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
-        """On a CPU, if the filter keeps the size of a large map: correlations of the map with its shifts, without patches.
-
-        On a GPU one large product is faster than many products with few rows.
+        """Without patches if the filter keeps the size of the map: by the spectrum of a circular one, or, on a CPU, of a map with zeros
+        around it by correlations with its shifts, if it is large and has many channels.
         """
-        wide = not x.is_cuda and x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
+        if self.keeps_size and self.padding_mode == "circular":
+            return circular_correlations(x, self.kernel_size)
+        wide = self.padding_mode == "zeros" and x.shape[1] >= 32 and not x.is_cuda
         large = all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True))
         if self.dims < 3 and wide and self.keeps_size and large:
             height, width = (1, *self.kernel_size)[-2:]  # a sequence is a map of height 1
-            return shifted_correlations(x[:, :, None] if self.dims == 1 else x, (height, width), self.padding_mode)
+            return shifted_correlations(x[:, :, None] if self.dims == 1 else x, (height, width))
         t = self._rows_of_patches(x)
         return mirrored(add_gram(t.new_zeros(len(t), t.shape[1], t.shape[1]), t.mT)) if in_strips(t.mT) else t @ t.mT
 
@@ -126,8 +130,9 @@ class Conv(Path):
         """The filters and the form."""
         return Convolution(self.filters(), self.padding, self.stride, self.dilation, self.groups, self.padding_mode)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.convolved(x, self.filters())
+    def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
+        """With a ``grid`` only what samples keep of the map."""
+        return self.convolved(x, self.filters()) if grid is None else conv_on_grid(x, self.filters(), grid)
 
     def convolved(self, x: Tensor, filters: Tensor) -> Tensor:
         """The convolution of this form with other ``filters``, as many as there are."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
+from autosym.linear.grids import Grid
 from autosym.linear.groups import Group, nested
 from autosym.linear.path import Kept, Path
 from autosym.linear.plain import Matrix, Pooled
@@ -141,11 +142,15 @@ class Bias(Path):
 
     def rows(self, g: Tensor) -> Tensor:
         if not self.expand:
+            if g.stride(0) == 1 and 1 in self.shape:  # samples side by side in memory: torch sums 30 times as slowly
+                own = g.movedim(0, -1).sum([axis for axis, size in enumerate(self.shape) if size == 1], keepdim=True)
+                return own.flatten(0, -2).mT[:, None, None]
             return g.sum_to_size(g.shape[0], *self.shape).reshape(g.shape[0], 1, 1, -1)
-        return g.permute(0, *self.order).reshape(g.shape[0], self.positions, 1, -1)
+        return g.permute(0, *self.order).reshape(g.shape[0], -1, 1, self.weight.shape[1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight.view(1, *self.shape).expand(x.shape[0], *self._full(x))
+    def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
+        """With a ``grid`` only what samples keep of the map."""
+        return self.weight.view(1, *self.shape).expand(x.shape[0], *(self._full(x) if grid is None else grid.shape))
 
     def plain(self, in_shape: Sequence[int] | None) -> None:
         """None: other layers add it as their ``offset``."""

@@ -129,8 +129,8 @@ def add_gram(total: Tensor, t: Tensor) -> Tensor:
 
 
 def mirrored(total: Tensor) -> Tensor:
-    """Complete symmetric matrices (K, d, d), in place, from their upper triangles. Complete ones do not change."""
-    for start in range(STRIP, total.shape[2], STRIP):
+    """Complete symmetric matrices (K, d, d), in place, from their upper triangles. Complete ones, as on a GPU, do not change."""
+    for start in () if total.is_cuda else range(STRIP, total.shape[2], STRIP):
         total[:, start:, start - STRIP : start] = total[:, start - STRIP : start, start:].mT
     return total
 

@@ -94,7 +94,7 @@ class Where(Conv):
         """The waves on the output map for an input x: (K, *size)."""
         return waves_on(self.out_size(x.shape[2:]), self.kinds, x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no grid: it breaks shifts
         y = self.convolved(x, self.filters())
         return modulated(y, waves_on(tuple(y.shape[2:]), self.kinds, y), self.groups)
 
@@ -123,7 +123,7 @@ class WhereBias(Bias):
     def rows(self, g: Tensor) -> Tensor:
         return torch.einsum("bcs,ks->bkc", g.flatten(2), self._phi(g).flatten(1))[:, None]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # no grid: it breaks shifts
         return self._values(self._phi(x)).expand(len(x), *(-1 for _ in self.out_shape))
 
     def values(self) -> Tensor:

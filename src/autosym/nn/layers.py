@@ -9,8 +9,8 @@ A choice per batch would make a sample's output depend on the rest of its batch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, reduce
-from operator import and_
+from functools import reduce
+from operator import add, and_
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import CONVOLUTIONS, Conv
 from autosym.linear.dense import Bias, Dense
 from autosym.linear.factored import FactoredIn, FactoredOut
+from autosym.linear.grids import Grid, largest_grid, on_grid
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import Group
 from autosym.linear.path import NOTHING, Kept, Path
@@ -83,11 +84,21 @@ class Affine(Branch):
         self.linear = linear
         self.bias = bias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
+        """With a ``grid``, which ``thins`` allows, only what samples keep of the map."""
+        if grid is not None:
+            return self.linear(x, grid=grid) + self.bias(x, grid=grid)
         y = self.linear(x)
         return y + self.bias(y if self.bias.any_size else x).reshape(
             y.shape
         )  # for lifted features the bias has an extra axis, the group
+
+    @property
+    def thins(self) -> bool:
+        """Whether it can compute one polyphase grid: of an equivariant convolution with one number for each channel."""
+        linear, bias = self.linear, self.bias
+        channelwise = type(bias) is Bias and bias.shape[1:] == (1, 1)
+        return channelwise and type(linear) is Conv and linear.dims == 2 and linear.keeps_size and linear.is_equivariant
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
         return self.linear.plain(in_shape)
@@ -222,13 +233,23 @@ class Relaxed(nn.ModuleDict):
     def forward(self, x: Tensor) -> Tensor:
         x = x.movedim(-1, 1) if self.channels_last else x
         free = beside(lambda: [self[name](x) for name in self.free], x)
-        outputs = []
-        if self.symmetric:
-            total = sum(self[name](x) for name in self.symmetric)
-            outputs.append(polyphase(total, self.stride))
+        outputs = [self._downsampled(x)] if self.symmetric else []
         outputs += free()
         y = sum(outputs[1:], outputs[0]) / len(self)
         return y.movedim(1, -1) if self.channels_last else y
+
+    def _downsampled(self, x: Tensor) -> Tensor:
+        """The sum of symmetric paths, on one polyphase grid. If there is a graph, it holds no more than that grid."""
+        paths = [self[name] for name in self.symmetric]
+        thin = [path for path in paths if isinstance(path, Affine) and path.thins]
+        graph = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+        if self.stride == 1 or not graph or len(thin) < len(paths):
+            return polyphase(reduce(add, (path(x) for path in paths)), self.stride)
+        with torch.no_grad():
+            full = [path.linear.forward(x) for path in thin]
+            total = reduce(add, (y + path.bias.values() for y, path in zip(full, thin, strict=True)))
+            chosen = largest_grid(total, self.stride)
+        return reduce(add, (path(x, grid=Grid(self.stride, chosen, y)) for y, path in zip(full, thin, strict=True)))
 
     def keeps(self, name: str) -> Kept:
         """What a path keeps: nothing if free, else what all its parts keep; if they name no symmetry, ``Kept(every=True)``."""
@@ -270,31 +291,3 @@ def polyphase(y: Tensor, stride: int) -> Tensor:
     A circular shift of the input permutes the grids, and the choice follows it (Chaman & Dokmanic 2021).
     """
     return y if stride == 1 else on_grid(y, stride, largest_grid(y, stride))
-
-
-def largest_grid(y: Tensor, stride: int) -> Tensor:
-    """For every sample of (B, ..., H, W) which of its stride^2 polyphase grids has the largest L2 norm: (B,)."""
-    height, width = y.shape[-2:]
-    if height % stride or width % stride:
-        raise ValueError(f"a map of {height}x{width} has no polyphase grids of stride {stride}: both sides must be multiples")
-    maps = y.detach().reshape(y.shape[0], -1, height, width)
-    norms = torch.linalg.vector_norm(maps, dim=1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
-    return torch.linalg.vector_norm(norms, dim=(1, 3)).flatten(1).argmax(1)
-
-
-def on_grid(y: Tensor, stride: int, chosen: Tensor) -> Tensor:
-    """Of (B, ..., H, W) the polyphase grid that was chosen for each sample, (B,): (B, ..., H/stride, W/stride)."""
-    height, width = y.shape[-2:]
-    maps = y.reshape(y.shape[0], -1, height, width)  # len() would fix the batch in torch.export
-    traced = torch.compiler.is_compiling()  # e.g. by torch.export: the cache must not keep a tensor of the trace
-    positions = (_grids.__wrapped__ if traced else _grids)(height, width, stride, y.device)[chosen]
-    kept = maps.flatten(2).gather(2, positions[:, None].expand(-1, maps.shape[1], -1))
-    return kept.reshape(*y.shape[:-2], height // stride, width // stride)
-
-
-@cache
-def _grids(height: int, width: int, stride: int, device: torch.device) -> Tensor:
-    """The positions of each polyphase grid in a flat map: (stride^2, H W / stride^2)."""
-    with torch.inference_mode(False), torch.device("cpu"):  # what is cached serves training too
-        flat = torch.arange(height * width).reshape(height // stride, stride, width // stride, stride)
-        return flat.permute(1, 3, 0, 2).reshape(stride**2, -1).to(device)

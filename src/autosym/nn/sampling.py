@@ -8,7 +8,7 @@ import threading
 
 from torch import Tensor, nn
 
-from autosym.nn.layers import largest_grid, on_grid
+from autosym.linear.grids import largest_grid, on_grid
 
 Key = tuple[int, int, int]  # height, width and stride
 

@@ -132,7 +132,7 @@ class Weights:
     def _move(self, w: Tensor, g: Tensor) -> Tensor:
         beta, m, v = self.momentum, self._first, self._second
         m.lerp_(g, 1 - beta)
-        lr = self.lr * self.rates.index_select(0, self._path)
+        lr = (self.lr * self.rates).index_select(0, self._path)
         if self.optimiser == "sgd":
             rate = lr / (1 - beta)  # the rate of SGD with momentum, whose buffer is a sum and not a mean
             return (w - rate * m) / (1 + rate * self._delta)
