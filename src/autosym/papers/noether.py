@@ -116,7 +116,7 @@ RUNS: dict[str, Run] = {}
 RUNS |= {run.name: run for run in (Run(system, model, **SETTINGS[system]) for system in SYSTEMS for model in MODELS)}
 RUNS["noether/oscillator/learned"] = replace(RUNS["noether/oscillator/learned"], starts=STARTS)
 # From small noise translations are not found: they change next to nothing until the network knows the bodies.
-LEAST_DRIFT = {"begin": "least-drift", "start": 2.9, "quantities_lr": 5e-4, "warmup": 0, "epochs": 1000}
+LEAST_DRIFT: dict[str, Any] = {"begin": "least-drift", "start": 2.9, "quantities_lr": 5e-4, "warmup": 0, "epochs": 1000}
 RUNS["noether/three-bodies/learned"] = replace(RUNS["noether/three-bodies/learned"], **LEAST_DRIFT)
 
 # -ELBO / N, test MSE, and test MSE on moved data, as published.
