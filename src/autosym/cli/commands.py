@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Literal
 import tyro
 from tyro.conf import Positional
 
+from autosym.answer.deadline import TooShort
 from autosym.answer.routes import OtherSearch
 from autosym.cli import own_images, own_trajectories, published
 from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing
@@ -126,7 +128,8 @@ def discover(
         out: where answer.json, fit.safetensors, report.html and the runs are written.
         symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical.
         model: the free path beside convolutions: f-fc+conv or where+conv.
-        minutes: about how long all of it may take; networks are trained for fewer epochs if need be.
+        minutes: about how long all of it may take; networks are trained for fewer epochs if need be. If even the shortest search takes
+            longer, it says so before it starts.
         budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
         seeds: how many seeds long runs have.
         size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
@@ -142,7 +145,11 @@ def discover(
     asked = own_images.Run(str(data), model, size=_size(size), classes=classes, test=test)
     refuse_overwriting([] if (out / SEARCH).exists() else [out], force)
     try:
-        with replacing(out, force):
+        with replacing(out, force), warnings.catch_warnings():
+            warnings.simplefilter("ignore" if printing.quiet else "always", TooShort)
+            warnings.showwarning = lambda message, *_: print(
+                f"autosym: {message}", file=sys.stderr, flush=True
+            )  # before it starts
             result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, printing.progress)
     except OtherSearch as error:
         raise Misused(f"{error}; --force replaces it") from error
