@@ -2,7 +2,7 @@
 
 ``examples/NAME.ipynb`` becomes ``notebooks/NAME.md``. Nothing is run: outputs are those that ``run_notebooks.py`` wrote. A picture is
 described by the comment that its cell begins with. Links to ``../docs/`` and to
-other notebooks become links within the site.
+other notebooks become links within the site, as do links of pages to ``../examples/NAME.ipynb``, which a host of git shows.
 """
 
 import base64
@@ -53,6 +53,11 @@ def on_files(files: Any, config: Any) -> Any:
         for name, picture in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links of a page of ``docs/`` to notebooks become links to their pages."""
+    return re.sub(r"\]\(\.\./examples/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
 
 
 def on_serve(server: Any, config: Any, builder: Any) -> Any:

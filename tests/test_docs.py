@@ -152,8 +152,6 @@ def broken(page):
     wrong = []
     for file, anchor in links(page.read_text()):
         target = page.parent / file if file else page
-        if file.startswith("notebooks/"):  # a page that the site makes of a notebook
-            target = ROOT / "examples" / f"{target.stem}.ipynb"
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(f"{file}#{anchor}" if anchor else file)
     return wrong
@@ -172,6 +170,16 @@ def test_a_link_that_leads_nowhere_would_be_seen(tmp_path):
         "[a](other.md#what-is-here-and-why) [b](https://x.org/y) `[c](none.md)` [d](none.md) [e](other.md#not-here)"
     )
     assert broken(page) == ["none.md", "other.md#not-here"]
+
+
+def test_links_to_notebooks_lead_somewhere_on_the_site_too():
+    """In a checkout they lead to the notebook, on the site to the page that is made of it."""
+    text = (ROOT / "docs" / "index.md").read_text()
+    named = re.findall(r"\]\(\.\./examples/(\w+)\.ipynb\)", text)
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "examples").glob("*.ipynb"))
+    shown = links(notebook_pages.on_page_markdown(text, page=None, config=None, files=None))
+    assert {(f"notebooks/{name}.md", "") for name in named} <= set(shown)
+    assert not [file for file, _ in shown if file.startswith("..")], "which the site does not have"
 
 
 @pytest.mark.slow
@@ -193,6 +201,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert '<pre class="output">' in shown
         for _, picture in pictures:
             assert (tmp_path / "notebooks" / picture).read_bytes().startswith(b"\x89PNG")
+    assert 'href="notebooks/which_symmetry.html"' in (tmp_path / "discover.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?(https?:[^"' >]*)""", page.read_text())
         assert not loaded, f"{page.name} loads {loaded[0]} from elsewhere"

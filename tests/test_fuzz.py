@@ -69,8 +69,9 @@ def in_place_of(name, read):
         folder = path.parent / "other"
         if not folder.exists():
             shutil.copytree(path.parent / "run", folder)
-        if name == "history.jsonl":  # which is read where there is no report.json
-            (folder / "report.json").unlink(missing_ok=True)
+        for older, newer in (("history.jsonl", "report.json"), ("checkpoint.safetensors", "fit.safetensors")):
+            if name == older:  # which is read where there is no newer one
+                (folder / newer).unlink(missing_ok=True)
         (folder / name).write_bytes(path.read_bytes())
         read(folder)
 
@@ -96,6 +97,7 @@ READERS = {
     "report": ("run/report.json", in_place_of("report.json", draw_report), 24),
     "history": ("run/history.jsonl", in_place_of("history.jsonl", draw_report), 24),
     "result of an audit": ("run/result.json", in_place_of("result.json", own_images._read_run), 100),
+    "fit of an audit": ("run/fit.safetensors", in_place_of("fit.safetensors", own_images._read_run), 80),
     "checkpoint of an audit": ("run/checkpoint.safetensors", in_place_of("checkpoint.safetensors", own_images._read_run), 80),
 }
 
@@ -355,6 +357,7 @@ def test_few_weights_cannot_ask_for_a_huge_basis(made, tmp_path):
     network = {"name": "s-fc", "in_shape": [1, 1024, 1024], "classes": 2, "width": 300, "channels": [1], "strides": [1]}
     network |= {"hidden": 1, "grid_anchors": 2e-6}
     shutil.copytree(made / "run", tmp_path / "run")
+    (tmp_path / "run" / "fit.safetensors").unlink()
     path, kept = tmp_path / "run" / "result.json", tmp_path / "run" / "checkpoint.safetensors"
     with torch.device("meta"):
         weights = nets.build(**network).state_dict()

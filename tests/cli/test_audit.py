@@ -77,8 +77,18 @@ def test_audit_of_a_run_that_was_changed(capsys, tmp_path, npz, edit, message):
 
 def test_audit_of_a_run_without_its_weights(capsys, tmp_path, npz):
     shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json")
+    result = shown(capsys, "audit", tmp_path / "r", npz, "--json").out
     (tmp_path / "r" / "checkpoint.safetensors").unlink()
+    assert shown(capsys, "audit", tmp_path / "r", npz, "--json").out == result, "a checkpoint is to go on from"
+    (tmp_path / "r" / "fit.safetensors").unlink()
     assert "audit needs the weights of the run" in shown(capsys, "audit", tmp_path / "r", npz, status=1).err
+
+
+def test_audit_of_a_run_of_version_0_1_0_reads_its_checkpoint(capsys, tmp_path, npz):
+    shown(capsys, "fit", npz, "--out", tmp_path / "r", "--epochs", "1", "--json", "--no-simplify", "--tries", "1")
+    now = shown(capsys, "audit", tmp_path / "r", npz, "--json").out
+    (tmp_path / "r" / "fit.safetensors").unlink()
+    assert shown(capsys, "audit", tmp_path / "r", npz, "--json").out == now
 
 
 def test_audit_of_a_run_on_images_with_other_channels(capsys, tmp_path, npz):

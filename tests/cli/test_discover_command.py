@@ -49,6 +49,15 @@ def test_the_answer_is_printed_and_written_and_again_at_once(capsys, file, tmp_p
     assert again["verdicts"] == result["verdicts"]
 
 
+@pytest.mark.usefixtures("few")
+def test_minutes_that_are_too_few_are_said_before_the_start(capsys, file, tmp_path):
+    arguments = ("discover", file, "--symmetries", "translations", "--seeds", "2", "--minutes", "0.001", "--out")
+    _, err = shown(capsys, *arguments, tmp_path / "r")
+    assert err.startswith("autosym: the shortest search takes about ")
+    assert err.count("\n") == 1
+    assert shown(capsys, *arguments, tmp_path / "r", "--quiet").err == ""
+
+
 def test_what_is_wrong_is_said(capsys, file, tmp_path):
     arguments = ("discover", file, "--out", tmp_path / "r", "--symmetries")
     assert "must name some of translations" in shown(capsys, *arguments, "spam", status=1).err

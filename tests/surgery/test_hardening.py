@@ -182,6 +182,16 @@ def test_a_free_path_in_use_is_not_dropped():
     assert hard.hardening.cost.change <= 0.05
 
 
+def test_the_printed_table_says_what_its_numbers_are():
+    model, x = relaxed("vgg")
+    record = autosym.harden(model, (x, labels()), tolerance=0.3).hardening
+    head, _, *rows = str(record).splitlines()
+    assert head.endswith("share of layer  outputs change by")
+    done = [row.split()[-1] for row in rows[: len(record.parts)]]
+    assert done == ["dropped" if part.dropped else "kept" for part in record.parts]
+    assert set(done) == {"dropped", "kept"}
+
+
 def test_what_is_dropped_together_stays_within_the_tolerance():
     model, x = relaxed("vgg")
     alone = autosym.harden(model, (x, labels()), tolerance=0.0).hardening

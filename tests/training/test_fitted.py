@@ -138,7 +138,7 @@ def test_another_model_is_refused_and_left_as_it_was(saved):
 
 
 def test_other_files_are_refused(saved, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"name a folder that fit\.save\(folder\) wrote"):
+    with pytest.raises(FileNotFoundError, match=r"name a folder that fit\.save\(folder\) or autosym fit wrote"):
         autosym.load(tmp_path, mlp(5, 4, 3))
     autosym.fit(mlp(5, 4, 3), draw("categorical", 24), epochs=1, checkpoint=tmp_path / "fit.safetensors")
     with pytest.raises(ValueError, match="not an autosym fit"):

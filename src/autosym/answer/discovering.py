@@ -9,6 +9,7 @@ opinion      the best network that breaks a symmetry, averaged over its group: a
 import copy
 import math
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from autosym.answer import margins, moving, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
+from autosym.answer.deadline import TOLERATED, Deadline, Pace, TooShort, shortened
 from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import Built, Given, checked, seeded
 from autosym.answer.margins import FEW
@@ -38,7 +40,6 @@ from autosym.training.schedule import Schedule
 BUDGET = (6.0, 7.0)  # fits for the first symmetry, and for each further one
 OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, beside the fields of a schedule
 TRAINED = 0.1  # nats a sample: what a model that was trained explains at least
-EPOCHS = 15  # at least, if minutes are few
 EVIDENCE = 1.5  # times as long as its weight steps an epoch takes, about, with trials of the rate and sampled curvature
 PASSES = 2.0  # exact passes of a run, about, of the largest network: smaller ones take less
 
@@ -64,7 +65,8 @@ def discover(
     form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...).
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes``, epochs are chosen so that all of it takes about that long. ``seeds``: of long runs.
+    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``); a warning says
+    beforehand if even the shortest search takes longer. ``seeds``: of long runs.
     ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
     goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
     With torchrun, processes share the runs.
@@ -83,11 +85,13 @@ def discover(
     settings |= {} if resume is None else _known(model, data, recipe)
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
-    forecast = _planned(fitter, seeds, budget, minutes)
+    forecast, *measured = _planned(fitter, seeds, budget)
+    deadline = None if minutes is None else _within(fitter, 60 * minutes, budget, begun, forecast, *measured)
     store.begin()
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
-        steps = (fitter.perform, fitter.share, tell, networks.route, fitter.layers)
+        perform = fitter.perform if deadline is None else deadline.perform
+        steps = (perform, fitter.share, tell, networks.route, fitter.layers)
         classes = _classes(networks, likelihood)
         explained = partial(_explained, samples=samples, entropy=_entropy(data) if classes else None)
         moved = store.moved(lambda: _moved(names, data, samples, classes))
@@ -95,18 +99,27 @@ def discover(
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
-    return _answer(search, fitter, verdicts, recipe, begun)
+    notes = () if deadline is None or not deadline.note else (deadline.note,)
+    return _answer(search, fitter, verdicts, recipe, begun, notes)
 
 
-def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float) -> Answer:
+def _answer(
+    search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float, more: Sequence[str] = ()
+) -> Answer:
     """The verdicts with the candidates, and the best of them as a fit."""
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
-    notes = (*fitter.networks.notes, *_shortened(fitter.plan.part("long"), fitter.schedule.epochs))
+    notes = (*fitter.networks.notes, *more, *_shortened(fitter.plan.part("long"), fitter.schedule.epochs))
     with processes.alone():
         fit = fitter.fitted(key)
-    found = (tuple(verdicts), tuple(_candidates(search, fitter)), fitter.samples, search.spent, time.perf_counter() - begun)
+    found = (
+        tuple(verdicts),
+        tuple(_candidates(search, fitter)),
+        fitter.samples,
+        search.spent,
+        fitter.before + time.perf_counter() - begun,
+    )
     return Answer(*found, notes, recipe, fit)
 
 
@@ -157,21 +170,32 @@ def _sum_of(data: Data) -> int | None:
     return sum(checksum(one) or 0 for x, y in batches(data, 256) for one in zip(x.split(1), y.split(1), strict=True))
 
 
-def _planned(fitter: Fitter, seeds: int, budget: float, minutes: float | None) -> Forecast:
-    """Give the fitter its plan, with epochs that fit into ``minutes``; returns what it will take."""
+def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float, float]:
+    """Give the fitter its plan; returns what it will take, and seconds of the largest network: an epoch's weight steps, and a pass."""
     networks = fitter.networks
     everything = dict.fromkeys([n for q in networks.questions for n in q.networks] + list(networks.others))
-    largest = max(((n, w) for n in everything for w in networks.widths), key=lambda one: fitter.cost(*one))
-    fitter.largest = largest
-    epoch, each = _seconds(fitter, *largest)
+    fitter.largest = max(((n, w) for n in everything for w in networks.widths), key=lambda one: fitter.cost(*one))
+    epoch, each = _seconds(fitter, *fitter.largest)
     runs = len(everything) * (2 * len(networks.widths) + seeds + 4)
-    if minutes is not None:
-        epochs = processes.agreed(_epochs(60 * minutes - runs * each, budget * epoch, fitter.schedule.epochs))
-        fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=int(epochs)))
-        fitter.work.clear()
     fitter.plan = planned(networks.questions, networks.others, networks.widths, seeds, budget, fitter.share)
     total = sum(sure_cost(fitter.plan, networks.questions, fitter.share))
-    return Forecast(total, total * epoch * fitter.schedule.epochs + runs * each)
+    forecast = Forecast(total, total * epoch * fitter.schedule.epochs + runs * each)
+    return forecast, epoch / EVIDENCE, each / PASSES
+
+
+def _within(
+    fitter: Fitter, seconds: float, budget: float, begun: float, forecast: Forecast, weights: float, passed: float
+) -> Deadline:
+    """What keeps the search within so many seconds: gives the fitter its epochs, and says if even the shortest search takes longer."""
+    deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, weights, passed), seconds, begun, budget)
+    fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=deadline.epochs()))
+    fitter.work.clear()
+    expected = deadline.expected(fitter.schedule.epochs)
+    forecast.each = expected / max(forecast.total, 1e-9)
+    if expected > TOLERATED * seconds and processes.first():
+        deadline.note = shortened(seconds, expected)
+        warnings.warn(deadline.note, TooShort, stacklevel=3)
+    return deadline
 
 
 def _schedule(options: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
@@ -266,11 +290,6 @@ def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
         laplace.at(model, fitter.data, fitter.likelihood, memory=fitter.options.get("memory"))
     passed = time.perf_counter() - begun
     return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
-
-
-def _epochs(seconds: float, each: float, most: int) -> int:
-    """Epochs of a full fit with which the whole budget takes so many seconds, if one takes ``each``; no more than were asked for."""
-    return max(min(EPOCHS, most), min(most, int(seconds / each)))
 
 
 def _shortened(part: float, epochs: int) -> list[str]:

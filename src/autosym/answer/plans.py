@@ -73,11 +73,14 @@ class Plan:
     scale: float = 1.0
     widest: float = 4.0
     stretched: float | None = None
+    paced: dict[Stage, float] = field(default_factory=dict)  # parts that the time left decided on (``deadline``)
 
     def part(self, stage: Stage) -> float:
         """Of the length of a fit; whole evidence takes what it takes."""
         if stage == "whole":
             return PARTS[stage]
+        if stage in self.paced:
+            return self.paced[stage]
         return (self.scale if stage == "short" or self.stretched is None else self.stretched) * PARTS[stage]
 
     def stretch(self, spent: float, fits: float, whole: float) -> None:

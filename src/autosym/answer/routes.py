@@ -46,7 +46,7 @@ PRODUCTS = (60, 160)  # with the Gauss-Newton matrix, for the evidence of a whol
 SHARE = 0.4  # of the work of a fit, if these bounds allow
 NATS = 20.0  # two standard errors that are small enough
 SHORT = 3  # epochs at least
-SEARCH_FILES = ("settings.json", "epochs.json", "moved.json")  # in the folder of a search
+SEARCH_FILES = ("settings.json", "epochs.json", "moved.json", "decided.json")  # in the folder of a search
 RUN_FILES = ("outcome.json", "end.json", "end.safetensors", "checkpoint.safetensors")  # in the folder of each of its runs
 
 Say = Callable[[str], None]
@@ -144,6 +144,17 @@ class Store:
             files.write(path, json.dumps(found))
         return found
 
+    def decided(self, name: str, find: Callable[[], float]) -> float:
+        """A number that follows from how long runs took: as the folder says, if it does."""
+        path = None if self.folder is None else self.folder / "decided.json"
+        known = _read(path) if path is not None and path.exists() else {}
+        if name in known:
+            return known[name]
+        found = find()
+        if path is not None and processes.first():
+            files.write(path, json.dumps(known | {name: found}, indent=1))
+        return found
+
     def checkpoint(self, run: Run) -> File | None:
         return None if self.folder is None else self.folder / run.key / "checkpoint.safetensors"
 
@@ -175,6 +186,7 @@ class Fitter:
         self.plan = Plan((), (), 0, 0.0)  # made from costs, which this counts
         self.largest = ("", 1.0)  # the network and width whose fit is the unit of costs
         self.runs: dict[str, Run] = {}  # all that were asked for, by key
+        self.before = 0.0  # seconds of runs that earlier calls have made
 
     def cost(self, network: str, width: float) -> float:
         """The work of a whole fit, counted (``evidence.costs``)."""
@@ -199,6 +211,7 @@ class Fitter:
 
     def perform(self, runs: Sequence[Run]) -> dict[Run, Outcome]:
         """All of ``runs``, each made once. Processes take turns, and tell each other what they found."""
+        self.before += sum(known.seconds for run in runs if run.key not in self.runs and (known := self.store.outcome(run)))
         self.runs |= {run.key: run for run in runs}
         todo = processes.shared([run for run in runs if self.store.outcome(run) is None], 0)  # before anybody makes one of them
         owners = processes.owners([self.cost(run.network, run.width) for run in todo])

@@ -108,6 +108,7 @@ def replacing(folder: Path, wanted: bool) -> Iterator[None]:
 def _files(folder: Path) -> list[Path]:
     """What runs wrote to ``folder``, file by file. Whatever else is there, also in the folder of a search, is not theirs."""
     own = [folder / name for name in (*FILES, *BESIDE)]
+    own += [run / name for run in sorted(folder.glob("try-[0-9]*")) for name in ("history.jsonl", CHECKPOINT)]
     return [*(path for path in own if path.is_file()), *routes.written((folder / SEARCH).parent)]
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +21,16 @@ from typing import Literal
 import tyro
 from tyro.conf import Positional
 
+from autosym.answer.deadline import TooShort
 from autosym.answer.routes import OtherSearch
 from autosym.cli import own_images, own_trajectories, published
 from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing
 from autosym.cli.doctor import examined
+from autosym.cli.tries import TRIES
 from autosym.evidence.record import in_words
 from autosym.papers.measuring import CHECKPOINT
 from autosym.report.drawing import show_symmetry
+from autosym.report.words import simplified
 from autosym.report.writing import try_write_run, write_pair, write_run
 from autosym.runtime import processes
 from autosym.runtime.provenance import VERSION
@@ -124,7 +128,8 @@ def discover(
         out: where answer.json, fit.safetensors, report.html and the runs are written.
         symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical.
         model: the free path beside convolutions: f-fc+conv or where+conv.
-        minutes: about how long all of it may take; networks are trained for fewer epochs if need be.
+        minutes: about how long all of it may take; networks are trained for fewer epochs if need be. If even the shortest search takes
+            longer, it says so before it starts.
         budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
         seeds: how many seeds long runs have.
         size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
@@ -140,7 +145,11 @@ def discover(
     asked = own_images.Run(str(data), model, size=_size(size), classes=classes, test=test)
     refuse_overwriting([] if (out / SEARCH).exists() else [out], force)
     try:
-        with replacing(out, force):
+        with replacing(out, force), warnings.catch_warnings():
+            warnings.simplefilter("ignore" if printing.quiet else "always", TooShort)
+            warnings.showwarning = lambda message, *_: print(
+                f"autosym: {message}", file=sys.stderr, flush=True
+            )  # before it starts
             result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, printing.progress)
     except OtherSearch as error:
         raise Misused(f"{error}; --force replaces it") from error
@@ -166,15 +175,19 @@ def fit(
     classes: int | None = None,
     test: float = 0.0,
     lr: float | None = None,
+    tries: int = TRIES,
+    simplify: bool = True,
     resume: bool = False,
     force: bool = False,
     printing: Print = ALL,
 ) -> None:
     """Learn the symmetry of your own images: train a network with a symmetric and a free path in every layer.
 
+    Paths that break a symmetry and are worth less than 10 nats of evidence are left out at the end.
+
     Args:
         data: an .npz file of images (or x, X) and labels (or y, Y), or a folder with a folder of images for every class.
-        out: where result.json, history.jsonl, checkpoint.safetensors and report.html are written.
+        out: where result.json, history.jsonl, checkpoint.safetensors, fit.safetensors and report.html are written.
         model: the paths of every layer, e.g. f-fc+conv, conv, or f-fc+conv+gconv:c4.
         epochs: how long to train; by default it follows from the number of images.
         seed: random seed of the initial weights and of the order of the images.
@@ -182,6 +195,8 @@ def fit(
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out for a test accuracy; no choice depends on them.
         lr: learning rate, relative to the size of weights; by default it follows from the number of steps.
+        tries: how many runs to make at most, if nothing is learned; further ones have other seeds and a smaller rate.
+        simplify: leave out paths that the data do not support; --no-simplify keeps all of them.
         resume: continue from the checkpoint in the output folder, as if the run had never stopped.
         force: replace an earlier run in the output folder.
         printing: how much to print.
@@ -190,7 +205,7 @@ def fit(
         autosym fit pictures/ --out r
         autosym fit pictures.npz --model f-fc+conv+gconv:c4 --test 0.1 --out r
     """
-    asked = own_images.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test, lr)
+    asked = own_images.Run(str(data), model, "evidence", epochs, seed, _size(size), classes, test, lr, tries, simplify)
     if resume and holds_run(out) and not (out / CHECKPOINT).exists():
         raise Misused(
             f"{out} holds a run without a checkpoint to resume: replace it by --force, or name another folder by --out"
@@ -208,12 +223,15 @@ def fit(
     for caution in result["cautions"]:
         print(f"Caution: {caution}")
     show_symmetry(Path(data).stem, result["symmetry"])
+    if result["simplification"]:
+        print(f"{simplified(result['simplification'])} Priced in {result['simplification']['seconds']:.1f} s.")
     row = result["row"]
     held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
     found = in_words(row["log_evidence"], row["samples"])
     print(f"{found[0].upper()}{found[1:]}, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
     printing.say(f"One fit depends on its seed: autosym discover {data} compares networks, widths and seeds.")
-    printing.say(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors. {page}")
+    printing.say(f"Written to {out}: result.json, history.jsonl, checkpoint.safetensors, fit.safetensors. {page}")
+    printing.say(f"In Python: fit = autosym.load({str(out)!r})")
 
 
 def audit(

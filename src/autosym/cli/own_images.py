@@ -8,7 +8,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,22 @@ from torch import Tensor, nn
 from autosym.answer import discovering
 from autosym.answer.equivariance import SHIFTS, EquivarianceError, equivariance_error
 from autosym.answer.hypotheses import sized
-from autosym.cli import exported, pictures
+from autosym.cli import exported, pictures, tries
 from autosym.evidence.predictive import Scores, scores
-from autosym.linear.sparse import Sparse
 from autosym.nn import nets
+from autosym.nn.rebuilding import rebuilt
 from autosym.papers import datasets
-from autosym.papers.measuring import CHECKPOINT, METHODS, cell_of, fit_in, in_percent, outputs_of, write
+from autosym.papers.measuring import CHECKPOINT, METHODS, cell_of, in_percent, outputs_of, write
 from autosym.report import answered, findings, run_files, words
 from autosym.runtime.provenance import provenance
 from autosym.training import checkpoint
+from autosym.training.fitted import FILE, Fit, load
 from autosym.training.schedule import Schedule
 
 WEIGHT_STEPS = 1500  # least number of training steps
+RATE = 0.05  # of ``train``. At 0.1, the rate of ``fit`` for so few steps, most units of the last layers died on a few hundred images
 LARGEST = 32  # pixels of a side, if --size is not given
 LARGEST_SIDE = 4096  # pixels that a result.json can ask for
-LARGEST_NETWORK = 2**28  # numbers (1 GiB) that a result.json can ask for
 
 Pair = tuple[Tensor, Tensor]
 
@@ -50,6 +51,8 @@ class Run:
     classes: int | None = None
     test: float = 0.0
     lr: float | None = None
+    tries: int = tries.TRIES  # runs at most, if nothing is learned
+    simplify: bool = True  # leave out paths that the data do not support
 
 
 def working_size(height: int, width: int) -> tuple[int, int]:
@@ -72,47 +75,65 @@ def schedule_for(run: Run, samples: int) -> Schedule:
 
 
 def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> dict[str, Any]:
-    """Learn the symmetry of images and write result.json, report.json, history.jsonl and checkpoint.safetensors to ``out``."""
+    """Learn the symmetry of images and write result.json, report.json, history.jsonl, fit.safetensors and a checkpoint to ``out``."""
     _check(run)
     found = pictures.read(Path(run.task), run.size, run.classes)
     training, test, preprocessing, notes = _prepared(found, run)
     network = network_for(run, training[0].shape[1:], len(found.classes), len(training[0]))
-    schedule = schedule_for(run, len(training[0]))
+    schedule = replace(schedule_for(run, len(training[0])), lr=RATE if run.lr is None else run.lr)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.perf_counter()
-    torch.manual_seed(run.seed)
-    fitted = fit_in(out, nets.build(**network).to(device), training, schedule, run.seed, resume, progress=progress)
+
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nets.build(**network).to(device)
+
+    runs = tries.Tries(out, build, training, schedule, run.seed, run.tries, run.simplify, resume, progress)
+    fitted = runs.best()
     held = len(test[0]) > 1
     kind, measured = ("held out", test) if held else ("training", training)
     shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
-    decided = findings.decided(shown)
-    result = {
-        "headline": words.headline(decided, shown["ranges"]),
-        "cautions": words.cautions(decided),
-        "row": {
-            **cell_of(run),
-            **(_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores))),
-            "train_accuracy": _measured(fitted.model, training)["accuracy"],
-            "log_evidence": fitted.evidence.log_evidence.item(),
-            "evidence": fitted.evidence.log_evidence.item() / len(training[0]),
-            "samples": len(training[0]),
-            "parameters": sum(p.numel() for p in fitted.model.parameters()),
-            "seconds": time.perf_counter() - start,
-        },
+    row = cell_of(run) | (_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores)))
+    row |= _row(fitted, training)
+    fitted.save(out)
+    row["seconds"] = runs.before + time.perf_counter() - start
+    result = _said(shown) | {
+        "row": row,
         "config": asdict(run),
         "symmetry": shown["symmetry"],
+        "simplification": shown["simplification"],
+        "tries": runs.made,
         "network": network,
         "preprocessing": preprocessing,
         "classes": found.classes,
-        "notes": notes,
-        "schedule": findings.settings(schedule),
+        "notes": [*notes, *runs.notes()],
+        "schedule": findings.settings(fitted.schedule),
         "provenance": provenance(device),
     }
     write(result, out / "result.json")
     options = {"model": run.model, "seed": run.seed, "epochs": run.epochs, "classes": run.classes, "test": run.test or None}
-    options["lr"] = run.lr
-    write(shown | {"command": _command(run, ["fit", run.task], options)}, out / "report.json", indent=None)
+    options |= {"lr": run.lr, "tries": None if run.tries == tries.TRIES else run.tries}
+    asked = ["fit", run.task, *([] if run.simplify else ["--no-simplify"])]
+    write(shown | {"command": _command(run, asked, options)}, out / "report.json", indent=None)
     return result
+
+
+def _said(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The sentences of a result."""
+    decided = findings.decided(shown)
+    return {"headline": words.headline(decided, shown["ranges"]), "cautions": words.cautions(decided)}
+
+
+def _row(fitted: Fit, training: Pair) -> dict[str, Any]:
+    """The numbers of a fit and of the images that it was trained on."""
+    value = fitted.evidence.log_evidence.item()
+    return {
+        "train_accuracy": _measured(fitted.model, training)["accuracy"],
+        "log_evidence": value,
+        "evidence": value / len(training[0]),
+        "samples": len(training[0]),
+        "parameters": sum(p.numel() for p in fitted.model.parameters()),
+    }
 
 
 def discover(
@@ -177,6 +198,8 @@ def _command(run: Run, words: Sequence[str], options: Mapping[str, Any]) -> str:
 def _check(run: Run) -> None:
     if not 0 <= run.test < 1:
         raise ValueError(f"--test is the fraction of images to hold out, from 0 to below 1, got {run.test}")
+    if run.tries < 1:
+        raise ValueError(f"--tries must be at least 1, got {run.tries}")
     if run.size is not None and any(side < 4 or side % 4 for side in run.size):
         raise ValueError(f"--size {run.size[0]}x{run.size[1]}: both sides must be multiples of 4, so that maps can be halved")
 
@@ -261,45 +284,34 @@ def _channels(values: Sequence[float], images: Tensor, default: float) -> list[f
 
 def _read_run(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a finished run, and how its images were prepared."""
-    path, kept = folder / "result.json", folder / CHECKPOINT
+    path = folder / "result.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: {folder} is not a finished run of autosym fit")
     result = run_files.read(path)
     if not isinstance(result, dict) or not {"network", "preprocessing", "schedule"} <= set(result):
         raise ValueError(f"{path} does not say how its network was built: audit reads runs of autosym fit")
-    if not kept.exists():
-        raise FileNotFoundError(f"{kept} does not exist: audit needs the weights of the run; run it again")
-    tensors, state = checkpoint.read(kept)
-    own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     with run_files.of_this_version(path):
         epochs = result["schedule"]["epochs"]
         height, width = map(int, result["preprocessing"]["size"])
         mean, std = (list(map(float, result["preprocessing"][key])) for key in ("mean", "std"))
         if not (1 <= height <= LARGEST_SIDE and 1 <= width <= LARGEST_SIDE):
             raise ValueError(f"images cannot be resized to {height}x{width}")
-        _check_network(result["network"], own)
+    network = load(folder).model if (folder / FILE).exists() else _at_checkpoint(folder, result["network"], epochs)
+    return network, {"size": (height, width), "mean": mean, "std": std}
+
+
+def _at_checkpoint(folder: Path, network: Mapping[str, Any], epochs: int) -> nn.Module:
+    """The network of a run of version 0.1.0, which has its weights in the checkpoint."""
+    path, kept = folder / "result.json", folder / CHECKPOINT
+    if not kept.exists():
+        raise FileNotFoundError(f"{folder / FILE} does not exist: audit needs the weights of the run; run it again")
+    tensors, state = checkpoint.read(kept)
+    own = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    with run_files.of_this_version(path):
+        made = rebuilt(network, own)
     with run_files.of_this_version(kept):
         done = len(state["lines"])
     if done != epochs:
         raise ValueError(f"{kept} is after {done} of {epochs} epochs: go on by autosym fit --resume, or run it again")
-    with run_files.of_this_version(path):
-        network = nets.build(**result["network"])
-    checkpoint.load_into(network.state_dict(), own, kept)
-    return network, {"size": (height, width), "mean": mean, "std": std}
-
-
-def _check_network(arguments: dict[str, Any], own: Mapping[str, Tensor]) -> None:
-    """Refuse a network that does not match the tensors ``own``, or is too large, before it takes any memory."""
-    if len(arguments["channels"]) > len(own):  # checked first: each block makes modules, even on the meta device
-        raise ValueError(f"it has {len(arguments['channels'])} blocks, but {len(own)} tensors")
-    with torch.device("meta"):
-        network = nets.build(**arguments)
-    if {name: t.shape for name, t in network.state_dict().items()} != {name: t.shape for name, t in own.items()}:
-        raise ValueError("its network differs from the checkpoint")
-    size = sum(t.numel() for t in (*network.parameters(), *network.buffers()))
-    for path in network.modules():
-        if isinstance(path, Sparse):  # its initial values are fitted to dense weights at all positions
-            anchors, positions = len(path.basis.z), len(path.basis.positions)
-            size += positions * (anchors + path.weight.numel() // anchors)
-    if size > LARGEST_NETWORK:
-        raise ValueError(f"its network takes {size} numbers, more than {LARGEST_NETWORK}")
+    checkpoint.load_into(made.state_dict(), own, kept)
+    return made

@@ -109,7 +109,7 @@ def fit_in(out: Path | None, net: nn.Module, train: Data, schedule: Schedule, se
     kept: dict[str, Any] = {}
     if out is not None:
         if not (resume and (out / CHECKPOINT).exists()):
-            for name in ("result.json", "report.json", "report.html"):
+            for name in ("result.json", "report.json", "report.html", "fit.safetensors"):
                 (out / name).unlink(missing_ok=True)
         kept = {"history": out / "history.jsonl", "checkpoint": out / CHECKPOINT, "checkpoint_seconds": 10}
     return fit(net, train, schedule=schedule, seed=seed, resume=resume, **kept, **options)

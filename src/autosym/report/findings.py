@@ -28,6 +28,7 @@ from autosym.nn.symmetrised import Symmetrised, described
 from autosym.report.measured import GROUPS_SHOWN, kind, measured
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.provenance import provenance
+from autosym.surgery.simplifying import Simplification
 from autosym.training.fitted import Fit
 from autosym.training.schedule import Schedule
 
@@ -73,6 +74,7 @@ def contents(
         "evidence": {name: float(getattr(fit.evidence, name)) for name in EVIDENCE} | {"bound_of": fit.evidence.bound_of},
         "symmetry": symmetry.as_dicts(),
         "broken": symmetry.broken(),
+        "simplification": simplification(fit),
         "ranges": described(fit.model),
         "banks": banks(fit.model),
         "approximate": approximate(fit.model),
@@ -89,6 +91,21 @@ def contents(
     if data is not None:
         found |= {**measured(fit, data, groups), "measured_on": measured_on or kind(fit, data)}
     return finite(found)
+
+
+def simplification(fit: Fit) -> dict[str, Any] | None:
+    """What ``simplify`` left out and what every path that it looked at is worth; None if it was not called, or the fit was loaded."""
+    done = getattr(fit.model, "simplification", None) if fit.simplified else None
+    if not isinstance(done, Simplification):
+        return None
+    before, after = done.log_evidence
+    return {
+        "threshold": done.threshold,
+        "log_evidence_before": before,
+        "log_evidence_after": after,
+        "seconds": done.seconds,
+        "paths": [asdict(path) for path in done.paths],
+    }
 
 
 def _as_list(fingerprint: Tensor | None) -> list[float] | None:

@@ -61,6 +61,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
         "figures": key_figures(contents),
         "rule": words.RULE if any(layer.verdict in ("strict", "nearly", "mixed") for layer in found.layers) else "",
         "whole": words.whole(contents.get("broken") or {}),
+        "simplified": words.simplified(contents.get("simplification")),
         "measured_on": MEASURED.get(contents.get("measured_on") or "", ""),
         "legend": legend(symmetry),
         "evidence": contents.get("evidence"),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path as File
 from typing import Any
@@ -17,6 +16,8 @@ from autosym.linear.dense import Pool
 from autosym.linear.groups import GROUPS, nested
 from autosym.linear.path import NOTHING, Kept
 from autosym.report.findings import finite, known, ranked, thinned
+from autosym.runtime.files import of_this_version as of_this_version
+from autosym.runtime.files import read as read
 
 PATH = {field.name for field in fields(PathShare) if field.default is MISSING}  # keys that every version has written
 
@@ -107,25 +108,6 @@ def _unlike(own: tuple[Any, Any], kinds: Iterable[tuple[Any, Any]]) -> Iterator[
 
 def _key(value: Any, key: str) -> bool:
     return isinstance(value, dict) and key in value
-
-
-@contextmanager
-def of_this_version(file: File) -> Iterator[None]:
-    """Any error in the contents of a file becomes a ValueError that names the file."""
-    try:
-        yield
-    except (ImportError, OSError):
-        raise
-    except Exception as error:
-        raise ValueError(f"{file} is of another version or broken ({type(error).__name__}: {error}): run it again") from error
-
-
-def read(file: File) -> Any:
-    """The contents of a JSON file; if it is not JSON, a ValueError names the file."""
-    try:
-        return json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error
 
 
 def _read_lines(file: File) -> list[dict[str, Any]]:

@@ -149,6 +149,37 @@ def whole(broken: Mapping[str, float]) -> str:
     return f"Of the effective parameters of all layers, {', '.join(said)}. {usual}"
 
 
+def simplified(found: Mapping[str, Any] | None) -> str:
+    """What ``simplify`` left out, what it kept, and what all of it is worth."""
+    if not found:
+        return ""
+    paths, gone = found["paths"], [path for path in found["paths"] if path["left_out"]]
+    least = f"{found['threshold']:g} nats of evidence"
+    change = found["log_evidence_after"] - found["log_evidence_before"]
+    if not gone:
+        return f"Every path that breaks a symmetry is worth {least} or more: {_worth(paths)}."
+    kept = [path for path in paths if not path["left_out"]]
+    cost = (
+        "changes the log evidence by less than 0.1 nats"
+        if abs(change) < 0.1
+        else f"changes the log evidence by {change:+.1f} nats"
+    )
+    said = f"Paths that break a symmetry and are worth less than {least} were left out, which {cost}: {_worth(gone)}."
+    return f"{said} Kept: {_worth(kept)}." if kept else f"{said} None is left."
+
+
+def _worth(paths: Sequence[Mapping[str, Any]]) -> str:
+    """Paths by layer, each with its nats; without some there is no evidence at all."""
+    return ", ".join(f"{path['path']} of {path['layer'] or 'the model'} ({_nats(path)})" for path in paths)
+
+
+def _nats(path: Mapping[str, Any]) -> str:
+    if path["nats"] is None:
+        return "without it there is no evidence"
+    value = f"{path['nats']:+.1f}" if abs(path["nats"]) >= 0.05 else "0.0"
+    return f"{'about ' if path['estimated'] else ''}{value} nats"
+
+
 def named(numbers: Sequence[int]) -> str:
     """[1, 2, 3, 5] as "layers 1 to 3 and 5"."""
     runs: list[list[int]] = []

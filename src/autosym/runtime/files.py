@@ -1,7 +1,11 @@
-"""Files that are whole or not there."""
+"""Files that are written whole or not at all, and what is wrong with those that are read."""
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -27,3 +31,22 @@ def write(path: Path, content: str | bytes) -> None:
             os.fsync(folder)  # the renaming itself
         finally:
             os.close(folder)
+
+
+@contextmanager
+def of_this_version(file: Path) -> Iterator[None]:
+    """Any error in the contents of a file becomes a ValueError that names the file."""
+    try:
+        yield
+    except (ImportError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{file} is of another version or broken ({type(error).__name__}: {error}): run it again") from error
+
+
+def read(file: Path) -> Any:
+    """The contents of a JSON file; if it is not JSON, a ValueError names the file."""
+    try:
+        return json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON ({error}): it may have been cut off; run it again") from error

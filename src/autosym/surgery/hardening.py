@@ -71,10 +71,10 @@ class Hardening:
     cost: Cost | None
 
     def __str__(self) -> str:
-        rows = [("layer", "path", "part", "share", "change", "")]
+        rows = [("layer", "path", "part", "share of layer", "outputs change by", "")]
         for p in self.parts:
             share, change = ("?" if math.isnan(value) else f"{value:.2%}" for value in (p.share, p.change))
-            rows.append((p.layer, p.path, p.part, share, change, "dropped" if p.dropped else ""))
+            rows.append((p.layer, p.path, p.part, share, change, "dropped" if p.dropped else "kept"))
         lines = [table(rows, "<<<>><")]
         lines += [f"{layer} is now {what}" for layer, what in self.layers.items()]
         lines.append(f"parameters: {self.parameters[0]} before, {self.parameters[1]} after")

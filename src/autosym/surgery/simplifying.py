@@ -11,8 +11,9 @@ nearly flat: the path may hold half of them and still lower the evidence.
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -59,6 +60,8 @@ class Simplification:
     cautions: tuple[Caution, ...] = ()  # from the fit
     curvature: Literal["kronecker", "whole"] = "kronecker"  # whose evidence this is
     refit: int = 0  # epochs that the rest was fitted on for, before it was priced
+    threshold: float = 10.0  # nats: what is worth less by itself may be left out
+    seconds: float = field(default=0.0, compare=False)  # that it took
 
     @property
     def given_up(self) -> float:
@@ -119,6 +122,7 @@ def simplify(
     default the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not
     ``fast``. ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
     """
+    begun = time.perf_counter()
     _refuse(fitted, curvature, total, fast, refit)
     fitted.check_weights()
     check_repeatable(data)
@@ -155,7 +159,8 @@ def simplify(
         PathWorth(p.layer, p.path, p.share, worth[stem], stem in gone, stem in back, stem in known)
         for stem, p in candidates.items()
     )
-    done = Simplification(rows, (before, _log_evidence(simplest)), found.cautions, curvature, refit)
+    ends = (before, _log_evidence(simplest))
+    done = Simplification(rows, ends, found.cautions, curvature, refit, nats, time.perf_counter() - begun)
     simplest.model.simplification = done  # type: ignore[assignment]
     return simplest
 

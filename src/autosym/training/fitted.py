@@ -27,7 +27,8 @@ from autosym.evidence.predictive import Link, Predictive, predictive
 from autosym.evidence.record import Evidence, nats
 from autosym.evidence.shares import Symmetry, symmetry
 from autosym.evidence.whole import PRODUCTS, How, Whole
-from autosym.runtime import processes
+from autosym.nn.rebuilding import rebuilt
+from autosym.runtime import files, processes
 from autosym.runtime.batching import Data, check_module
 from autosym.runtime.records import pack, unpack
 from autosym.training import checkpoint
@@ -35,7 +36,7 @@ from autosym.training.forecasting import Forecast
 from autosym.training.schedule import Schedule
 from autosym.training.snapshots import Start
 
-FILE, KIND = "fit.safetensors", "autosym fit"
+FILE, KIND, RESULT = "fit.safetensors", "autosym fit", "result.json"
 KINDS = {kind.__name__: kind for kind in (Schedule, Evidence, Laplace, Kernel, Whole, Curvature, Factors, FewColumns, Start)}
 EXPECTED = {"schedule": Schedule, "history": list, "evidence": Evidence}
 PRIOR = ("names", "nu", "log_precision", "scales", "mixture_bound")
@@ -251,20 +252,22 @@ class Fit:
         return self.laplace.curvature.eigenvectors(self.prior.scales)
 
 
-def load(folder: str | File, model: nn.Module, likelihood: str | Likelihood | None = None) -> Fit:
-    """The fit that ``Fit.save`` wrote to ``folder``; it can do what it could before.
+def load(folder: str | File, model: nn.Module | None = None, likelihood: str | Likelihood | None = None) -> Fit:
+    """The fit that ``Fit.save`` or ``autosym fit --out`` wrote to ``folder``; it can do what it could before.
 
-    ``model`` has the same layers as the fitted one, with the same ones frozen; it is given the weights of the fit, in place. If the
-    likelihood is your own, give the one that the fit was made with.
+    ``model`` has the same layers as the fitted one, with the same ones frozen; it is given the weights of the fit, in place. A folder of
+    ``autosym fit`` says how its network is built, so leave ``model`` out. If the likelihood is your own, give the one of the fit.
     """
     path = File(folder) / FILE
-    check_module(model)
-    model = processes.unwrapped(model)
+    if model is not None:
+        check_module(model)
+        model = processes.unwrapped(model)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: name a folder that fit.save(folder) wrote")
+        raise FileNotFoundError(f"{path} does not exist: name a folder that fit.save(folder) or autosym fit wrote")
     tensors, state = checkpoint.read(path, KIND)
     if state.pop("checksum", None) != _checksum(tensors, state):
         raise ValueError(f"{path} is damaged: its checksum is another; save the fit again")
+    model = _built(File(folder) / RESULT, tensors) if model is None else model
     try:
         given = _likelihood(state["likelihood"]["name"], likelihood, path)
         fit = _unpacked(state, tensors, model, given)
@@ -280,6 +283,22 @@ def load(folder: str | File, model: nn.Module, likelihood: str | Likelihood | No
         )
     checkpoint.load_into(model.state_dict(), fit.weights, path)
     return fit
+
+
+def _built(result: File, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The network that a run says in its result.json."""
+    found = files.read(result) if result.exists() else {}
+    if not isinstance(found, dict) or "network" not in found:
+        raise ValueError(
+            f"{result.parent} does not say how its network is built: pass it, as in autosym.load(folder, model); what discover wrote is "
+            "read by autosym.Answer.load(folder)"
+        )
+    with files.of_this_version(result):
+        return rebuilt(found["network"], _weights(tensors))
+
+
+def _weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
 
 
 def _likelihood(name: str, given: str | Likelihood | None, path: File) -> Likelihood:
@@ -303,7 +322,7 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
     prior = Prior(known["names"], 1.0, known["nu"])
     prior.log_precision.data.copy_(known["log_precision"])
     prior.scales, prior.mixture_bound = known["scales"], known["mixture_bound"]
-    weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    weights = _weights(tensors)
     more: dict[str, Any] = {"likelihood": likelihood}
     if state["estimate"]["record"] == Laplace.__name__:
         more["parameters"] = {n: weights[n] if n in weights else weights[f"{n}.weight".lstrip(".")] for n in prior.names}

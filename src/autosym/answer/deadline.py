@@ -1,0 +1,168 @@
+"""Keeps a search within ``minutes``: what its runs took says how long later ones may be.
+
+    seconds of a run ~ drift share (epochs epoch + beside)          share: its work, compared with the largest network's
+
+A short fit of the largest network measures an epoch, a pass what a run takes beside; ``drift`` is what the last runs took, compared with
+that. Long runs,
+and those that go on, get the length that the time left allows, and what is optional (wider networks, more seeds, single layers) is left
+out if it does not fit. No run is shorter than in the shortest plan. What was decided is kept in the folder of the search, so that one
+that was stopped goes on as if it had not been.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autosym.answer.plans import FEWEST, PARTS, RESERVE, Outcome, Question, Run, Stage, exchanged
+from autosym.answer.routes import PRODUCTS, SHORT, Fitter
+from autosym.evidence import costs
+from autosym.evidence.costs import PRODUCT
+from autosym.runtime import processes
+from autosym.training.fitting import fit
+
+EPOCHS = 15  # of the shortest plan
+BESIDE: dict[Stage, float] = {
+    "short": 1.0,
+    "long": 1.6,
+    "on": 1.6,
+    "layers": 1.6,
+}  # exact passes at the end, those of ends that are compared
+TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each about as long as the run
+PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
+TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
+OPINIONS = 2.0  # times ``beside`` for each second opinion, and for the best network
+
+
+class TooShort(UserWarning):
+    """Even the shortest search takes longer than the minutes that were given."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of the largest network: an epoch with an evidence step, what a run takes beside, and the evidence of the whole network."""
+
+    epoch: float
+    beside: float
+    whole: float
+
+    @classmethod
+    def measured(cls, fitter: Fitter, weights: float, passed: float) -> "Pace":
+        """By a short fit; ``weights`` are the seconds of the weight steps of an epoch, ``passed`` those of an exact pass."""
+        model = fitter.networks.build(*fitter.largest, 0)
+        schedule = replace(fitter.schedule, epochs=SHORT, burn_in=0, every=1, sampled_end=True)
+        with processes.alone():
+            found = fit(model, fitter.data, fitter.likelihood, schedule=schedule, **fitter.options)
+        known = costs.of(model, fitter.data, found.laplace, fitter.options.get("memory"))
+        work = min(known.least, PRODUCTS[0] * PRODUCT * known.samples * known.forward) / known.fit(1, schedule.batch_size)
+        return cls(*(processes.agreed(seconds) for seconds in (found.history[-1]["seconds"] / SHORT, passed, work * weights)))
+
+    def seconds(self, stage: Stage, epochs: float) -> float:
+        """Of one run."""
+        if stage == "whole":
+            return self.whole
+        return (1 + TRIALS.get(stage, 0.0)) * max(SHORT, epochs) * self.epoch + BESIDE[stage] * self.beside
+
+
+@dataclass
+class Deadline:
+    """The runs of ``fitter`` within ``seconds`` from ``begun``."""
+
+    fitter: Fitter
+    questions: Sequence[Question]
+    pace: Pace
+    seconds: float
+    begun: float
+    budget: float
+    drift: float = 1.0
+    spent: float = 0.0  # of the budget
+    calls: int = 0
+    note: str = ""
+
+    def expected(self, epochs: int) -> float:
+        """Seconds of all that is sure to be made, if a fit has so many epochs."""
+        plan, share = self.fitter.plan, self.fitter.share
+        widths = {n: sum(share(n, w) for w in plan.widths) / len(plan.widths) for n in plan.networks}
+        short, long, on = FEWEST * len(plan.widths) * sum(widths.values()), plan.seeds * sum(widths.values()), 0.0
+        for network in plan.networks:
+            pairs = sum(2 for q in self.questions for n in (q.strict, q.relaxed) if n == network)
+            on += FEWEST * max(1, pairs) * widths[network]
+        counts: dict[Stage, float] = {"short": short, "long": long, "on": on, "whole": sum(widths.values())}
+        each = {stage: self.pace.seconds(stage, plan.part(stage) * epochs) for stage in counts}
+        return self.drift * sum(count * each[stage] for stage, count in counts.items()) + self.opinions
+
+    def epochs(self) -> int:
+        """Of a fit: as many as time allows, from those of the shortest plan to those that were asked for."""
+        most = self.fitter.schedule.epochs
+        tried = range(most, min(EPOCHS, most), -1)
+        return next((n for n in tried if self.expected(n) <= PLANNED * self.seconds), min(EPOCHS, most))
+
+    @property
+    def opinions(self) -> float:
+        return OPINIONS * self.pace.beside * (len(self.questions) + 1)
+
+    @property
+    def left(self) -> float:
+        """Seconds of which runs may take; calls before this one count."""
+        return self.seconds - self.fitter.before - (time.perf_counter() - self.begun) - self.opinions
+
+    def perform(self, runs: Sequence[Run]) -> dict[Run, Outcome]:
+        """``Fitter.perform``, for as long as time allows. The budget is then what the time left allows."""
+        fitter, plan, stage = self.fitter, self.fitter.plan, runs[0].stage
+        self.calls += 1
+        if stage in ("long", "on", "layers") and stage not in plan.paced:  # all of a stage are as long: they are compared
+            plan.paced[stage] = fitter.store.decided(stage, lambda: self._part(stage, runs))
+        expected = sum(self._raw(run.stage, run.network, run.width, plan.part(stage)) for run in runs)
+        found = fitter.perform(runs)
+        self.drift = (
+            processes.agreed(sum(outcome.seconds for outcome in found.values()) / expected) if stage != "whole" else self.drift
+        )
+        self.spent += sum(fitter.price(run) for run in runs)
+        plan.budget = min(self.budget, fitter.store.decided(f"{self.calls} budget", self._affordable))
+        return found
+
+    def _raw(self, stage: Stage, network: str, width: float, part: float) -> float:
+        return self.fitter.share(network, width) * self.pace.seconds(stage, part * self.fitter.schedule.epochs)
+
+    def _affordable(self) -> float:
+        """The budget that the time left allows, if all of it is spent on what takes longest for its price."""
+        dearest = max(
+            self._raw(stage, *self.fitter.largest, self.fitter.plan.part(stage)) / self.fitter.plan.part(stage)
+            for stage in PARTS
+        )
+        return processes.agreed(self.spent + max(0.0, self.left) * processes.count() / (self.drift * dearest))
+
+    def _part(self, stage: Stage, runs: Sequence[Run]) -> float:
+        """The part of a fit that runs have: what time and budget allow, at most that of a full plan, at least that of the shortest."""
+        plan, share, full = self.fitter.plan, self.fitter.share, self.fitter.schedule.epochs
+        later: list[tuple[Stage, float]] = [(stage, sum(share(run.network, run.width) for run in runs))]
+        if stage == "long":
+            later.append(("on", self._going_on({run.network: run.width for run in runs})))
+        whole = (
+            0.0 if stage == "layers" else sum(share(run.network, run.width) for run in {r.network: r for r in runs}.values())
+        )
+        now = PARTS[stage]
+        slope = sum(count * PARTS[s] / now * (1 + TRIALS.get(s, 0.0)) * full * self.pace.epoch for s, count in later)
+        fixed = sum(count * BESIDE[s] * self.pace.beside for s, count in later) + whole * self.pace.whole
+        by_time = (self.left * processes.count() / self.drift - fixed) / slope
+        units = sum(count * PARTS[s] / now for s, count in later)
+        by_budget = ((1 - RESERVE * (stage == "long")) * self.budget - self.spent - whole * PARTS["whole"]) / units
+        shortest = plan.scale * now * min(1.0, EPOCHS / full)
+        return processes.agreed(max(shortest, min(now, by_time, by_budget)))
+
+    def _going_on(self, widths: dict[str, float]) -> float:
+        """The work of runs that go on from the ends of long ones at these widths."""
+        share, paired = self.fitter.share, exchanged(self.questions)
+        found = sum(FEWEST * share(network, width) for network, width in widths.items() if network not in paired)
+        for q in self.questions:
+            both = (q.strict, q.relaxed)
+            found += sum(FEWEST * share(network, widths[one]) for one in both for network in both)
+        return found
+
+
+def shortened(seconds: float, expected: float) -> str:
+    """What to say if the shortest plan takes longer than was asked for."""
+    return (
+        f"the shortest search takes about {math.ceil(expected / 60)} minutes, more than the {seconds / 60:g} that were given: ask for "
+        "fewer symmetries, or take fewer or smaller images"
+    )

@@ -1,0 +1,139 @@
+"""``discover(minutes=)``: searches whose runs take known times on a clock that only they move, and one of real fits."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import autosym
+from autosym.answer import deadline
+from autosym.answer.deadline import EPOCHS, Deadline, Pace, TooShort
+from autosym.answer.plans import Outcome, Question, planned
+from autosym.answer.routes import SHORT, Store
+from autosym.answer.search import Search
+from autosym.training.schedule import Schedule
+from searched import pictures
+
+QUESTIONS = (Question("translations", "conv", "f-fc+conv", "f-fc"), Question("c4", "gconv", "gconv+turn", "conv"))
+PACE = Pace(1.0, 4.0, 10.0)  # seconds of the largest network
+EVIDENCE = {"conv": -1000.0, "f-fc+conv": -1000.0, "f-fc": -1990.0, "gconv": -1010.0, "gconv+turn": -1000.0}
+
+
+class Clocked:
+    """A fitter whose runs take their share of what the largest network takes, ``slow`` times as long as was measured."""
+
+    before = 0.0
+
+    def __init__(self, folder, clock, slow=lambda stage: 1.0, most=math.inf):
+        self.store, self.clock, self.slow, self.most, self.made = Store(folder, {}), clock, slow, most, {}
+        self.schedule, self.largest = Schedule(epochs=400), ("f-fc+conv", 2.0)
+        self.plan = planned(QUESTIONS, (), (1.0, 2.0), 3, 13.0, self.share)
+
+    def share(self, network, width):
+        return 0.25 * width**2
+
+    def price(self, run):
+        return self.plan.part(run.stage) * self.share(run.network, run.width)
+
+    def epochs(self, stage):
+        return max(SHORT, math.ceil(self.plan.part(stage) * self.schedule.epochs))
+
+    def perform(self, runs):
+        found = {}
+        for run in runs:
+            known = self.store.outcome(run)
+            if known is None:
+                if len(self.made) >= self.most:
+                    raise KeyboardInterrupt
+                took = (
+                    self.slow(run.stage) * self.share(run.network, run.width) * PACE.seconds(run.stage, self.epochs(run.stage))
+                )
+                known = Outcome(EVIDENCE[run.network] + 7.0 * run.seed, 1.0, took)
+                self.clock.now += took
+                self.store.keep(run, known, None)
+                self.made[run] = self.epochs(run.stage)
+            else:
+                self.before += known.seconds
+            found[run] = known
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(deadline.time, "perf_counter", lambda: found.now)
+    return found
+
+
+def searched(folder, clock, seconds, **options):
+    """The search, its fitter, and how long all calls took."""
+    fitter, begun = Clocked(folder, clock, **options), clock.now
+    limit = Deadline(fitter, QUESTIONS, PACE, seconds, begun, 13.0)
+    fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=limit.epochs()))
+    fitter.store.begin()
+    search = Search(QUESTIONS, fitter.plan, limit.perform, fitter.share, layers=lambda network: ["0", "1"]).run()
+    return search, fitter, fitter.before + clock.now - begun
+
+
+def shortest():
+    fitter = Clocked(None, SimpleNamespace(now=0.0))
+    return Deadline(fitter, QUESTIONS, PACE, 0.0, 0.0, 13.0).expected(EPOCHS)
+
+
+@pytest.mark.parametrize("slow", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("times", [1.5, 3.0, 10.0])
+def test_a_search_takes_about_as_long_as_it_may(clock, times, slow):
+    seconds = times * shortest()
+    took = searched(None, clock, seconds, slow=lambda stage: slow)[2]
+    assert took < 1.25 * seconds
+    assert took > 0.3 * seconds, "which is time to learn in"
+
+
+def test_runs_that_become_slow_are_shortened(clock):
+    seconds = 4 * shortest()
+    _, usual, _ = searched(None, clock, seconds)
+    _, fitter, took = searched(None, clock, seconds, slow=lambda stage: 1.0 if stage == "short" else 2.0)
+    assert took < 1.25 * seconds
+    lengths = [
+        {stage: max(n for run, n in f.made.items() if run.stage == stage) for stage in ("long", "on")} for f in (usual, fitter)
+    ]
+    assert lengths[1]["on"] < lengths[0]["on"], "long runs have told"
+
+
+@pytest.mark.parametrize("most", [5, 25, 37, 50])
+def test_a_search_that_was_stopped_makes_the_same_runs(clock, tmp_path, most):
+    seconds = 3 * shortest()
+    whole = searched(tmp_path / "whole", clock, seconds)[1].made
+    with pytest.raises(KeyboardInterrupt):
+        searched(tmp_path / "stopped", clock, seconds, most=most)
+    clock.now += 1e4  # which nobody waited for
+    fitter = searched(tmp_path / "stopped", clock, seconds)[1]
+    took = sum(run.seconds for run in fitter.store.outcomes.values())
+    assert {run.key: n for run, n in fitter.made.items()} == {run.key: n for run, n in list(whole.items())[most:]}
+    again = searched(tmp_path / "stopped", clock, seconds)
+    assert not again[1].made, "all is there"
+    assert again[2] == pytest.approx(took), "of all calls"
+
+
+@pytest.mark.parametrize("minutes", [0.001, 60.0])
+def test_what_cannot_be_done_in_time_is_said_before_the_start(minutes, tmp_path):
+    form = {"width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
+    options = {"network": form, "epochs": 4, "seeds": 2, "batch_size": 16, "resume": tmp_path, "minutes": minutes}
+
+    def discover():
+        return autosym.discover("f-fc+conv", pictures(), "translations", **options)
+
+    if minutes > 1:
+        answer = discover()
+    else:
+        with pytest.warns(TooShort, match=r"the shortest search takes about \d+ minutes, more than the 0.001 that"):
+            answer = discover()
+        with pytest.warns(TooShort):
+            other = discover()
+        assert [v.judgement for v in other.verdicts] == [v.judgement for v in answer.verdicts]
+        made = sum(json.loads(path.read_text())["seconds"] for path in tmp_path.glob("*/outcome.json"))
+        assert other.seconds > made > 0, "of all calls, not of the last"
+    assert any("shortest search" in note for note in answer.notes) == (minutes < 1)
+    assert (tmp_path / "decided.json").exists()
