@@ -19,7 +19,9 @@ from autosym.noether import candidates
 from autosym.noether.conserved import Quadratic
 from autosym.papers import noether
 
-NOISE: dict[str, Any] = {key: noether.BODIES[key] for key in ("start", "quantities_lr", "warmup", "epochs")} | {"begin": "noise"}
+NOISE: dict[str, Any] = {key: noether.BODIES[key] for key in ("start", "quantities_lr", "warmup", "epochs")} | {
+    "begin": "noise"
+}
 STARTS: dict[str, dict[str, Any]] = {
     "hnn": {"model": "hnn"},
     "oracle": {"model": "oracle"},

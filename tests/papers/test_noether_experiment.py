@@ -48,7 +48,9 @@ def small(name, **changes):
     "name", ["oscillator/hnn", "oscillator/learned", "three-oscillators/oracle", "three-bodies/oracle", "three-bodies/learned"]
 )
 def test_every_kind_of_run_has_a_result(name, tmp_path):
-    drifts = {"trajectories": 40, "steps": 4} if name == "three-bodies/learned" else {}  # it starts at what changes least along them
+    drifts = (
+        {"trajectories": 40, "steps": 4} if name == "three-bodies/learned" else {}
+    )  # it starts at what changes least along them
     run = small(name, integrator="midpoint" if "learned" in name else "euler", **drifts)
     result = noether.execute(run, results=tmp_path)
     row = result["row"]
