@@ -11,10 +11,9 @@ import torch
 import autosym
 from autosym.evidence import verdicts
 from autosym.evidence.shares import PathShare
-from autosym.linear import circular
+from autosym.linear import circular, grids
 from autosym.linear.groups import GROUPS
 from autosym.linear.path import Kept, Path
-from autosym.nn import layers
 from autosym.nn.layers import Relaxed
 from autosym.report import findings, words
 from autosym.surgery import chains
@@ -118,7 +117,8 @@ def test_networks_are_made_on_the_device_of_the_given_one(name, group):
 def test_positions_that_are_first_met_in_inference_mode_serve_training_on_any_device():
     cpu = torch.device("cpu")
     with torch.inference_mode(), torch.device("meta"):
-        kept = layers._grids(22, 26, 2, cpu), circular._around((22, 26), (1, 1), cpu)
+        kept = [grids._grids(22, 26, 2, cpu), grids._starts(22, 26, 2, cpu, (1, 1), 1)]
+        kept += [circular._around((22, 26), (1, 1), cpu), circular._lags((22, 26), (3, 3), cpu)]
     assert not any(positions.is_inference() or positions.is_meta for positions in kept)
 
 
