@@ -10,9 +10,10 @@ import pytest
 import autosym
 from autosym.answer import deadline
 from autosym.answer.deadline import EPOCHS, Deadline, Pace, TooShort
-from autosym.answer.plans import Outcome, Question, planned
+from autosym.answer.plans import Outcome, Question, Run, planned
 from autosym.answer.routes import SHORT, Store
 from autosym.answer.search import Search
+from autosym.training.guarding import NothingLearned
 from autosym.training.schedule import Schedule
 from searched import pictures
 
@@ -115,6 +116,27 @@ def test_a_search_that_was_stopped_makes_the_same_runs(clock, tmp_path, most):
     again = searched(tmp_path / "stopped", clock, seconds)
     assert not again[1].made, "all is there"
     assert again[2] == pytest.approx(took), "of all calls"
+
+
+def test_a_timing_fit_that_learns_nothing_ends_no_search(monkeypatch):
+    def fails(*args, **options):
+        raise NothingLearned("nothing was learned")
+
+    monkeypatch.setattr(deadline, "fit", fails)
+    form = {"width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
+    options = {"network": form, "epochs": 4, "seeds": 2, "batch_size": 16, "minutes": 60.0}
+    assert autosym.discover("f-fc+conv", pictures(), "translations", **options).verdicts
+
+
+def test_runs_that_failed_early_say_nothing_of_how_fast_others_are(clock, tmp_path):
+    fitter = Clocked(tmp_path, clock)
+    made, network = fitter.perform, "f-fc"
+    fitter.perform = lambda runs: {
+        run: replace(out, failed="it died", seconds=0.0) if run.network == network else out for run, out in made(runs).items()
+    }
+    watched = Deadline(fitter, QUESTIONS, PACE, 1e6, clock.now, 13.0)
+    watched.perform([Run(name, 1.0, 0, "short") for name in ("conv", network)])
+    assert watched.drift == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize("minutes", [0.001, 60.0])

@@ -74,8 +74,15 @@ def test_the_verdict_is_by_two_margins(breaking, tie, pairs, expected):
     ],
 )
 def test_data_that_do_not_change_when_they_are_moved_let_a_gain_within_its_error_be_chance(nats, moved, expected):
-    breaking, pairs, tie = Margin(nats, 40, 9), Margin(30, 2, 3), Margin(500, 40, 9)
+    breaking, pairs, tie = Margin(nats, 40, 9), Margin(30, 20, 3), Margin(500, 40, 9)
+    assert not pairs.counts
     assert margins.judge([breaking], tie, pairs, moved) == expected
+
+
+def test_pairs_that_differ_by_what_counts_are_not_overruled_by_data_that_do_not_change():
+    breaking, tie = Margin(300, 300, 9), Margin(2000, 300, 9)
+    assert margins.judge([breaking], tie, None, 0.5) == "yes"
+    assert margins.judge([breaking], tie, Margin(150, 20, 3), 0.5) == "undecided"
 
 
 def test_chances_include_errors():

@@ -92,7 +92,7 @@ def test_if_nothing_is_learned_it_tries_again(capsys, tmp_path, noise):
     assert result["notes"][-2].startswith(
         "nothing was learned with seeds 0 at rate 0.05, 1000 at rate 0.025, 2000 at rate 0.025; "
     )
-    assert result["notes"][-1] == "paths were not priced, as nothing was learned"
+    assert result["notes"][-1] == "no path was left out, as nothing was learned"
     again = of(capsys, *options, "--resume")
     assert {**again, "row": 0} == {**result, "row": 0}
     files = {str(path.relative_to(tmp_path / "r")) for path in (tmp_path / "r").rglob("*") if path.is_file()}
@@ -152,7 +152,7 @@ def test_four_hundred_digits_are_learned(capsys, tmp_path):
     result = of(capsys, tmp_path / "digits.npz", "--out", tmp_path / "r", "--seed", "10")
     assert len(result["tries"]) == 1
     assert result["row"]["evidence"] > -1.9
-    assert result["row"]["train_accuracy"] > 90
+    assert result["row"]["train_accuracy"] > 75
 
 
 # ---- time, and Python

@@ -12,6 +12,7 @@ from autosym.bayes.likelihoods import Gaussian
 from autosym.bayes.priors import Prior
 from autosym.evidence import exact, gradient, laplace
 from autosym.nn import nets
+from autosym.nn.layers import Relaxed, conv
 from autosym.nn.symmetrised import symmetrise
 from models import convnet, draw, mlp, randomised
 
@@ -111,10 +112,27 @@ def test_kinks_are_found_in_functions_too():
         def forward(self, x):
             return self.kind(self.linear(x)).sum(1)
 
-    kinks = (torch.relu, F.leaky_relu, F.hardtanh, torch.abs, lambda h: h.clamp(0), lambda h: F.max_pool1d(h[:, None], 2)[:, 0])
+    kinks = (F.selu, torch.nn.RReLU().eval(), lambda h: torch.maximum(h, -h), lambda h: h.amax(1, keepdim=True))
+    kinks += (
+        torch.relu,
+        F.leaky_relu,
+        F.hardtanh,
+        torch.abs,
+        lambda h: h.clamp(0),
+        lambda h: F.max_pool1d(h[:, None], 2)[:, 0],
+    )
     assert all(gradient.kinked(Functions(kind), torch.ones(1, 4)) for kind in kinks)
     assert not any(gradient.kinked(Functions(kind), torch.ones(1, 4)) for kind in (torch.tanh, F.silu, F.gelu, F.softplus))
     assert gradient.kinked(MODELS["f-fc+conv"](), torch.ones(1, 2, 6, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_choice_of_a_polyphase_grid_is_a_kink(stride, hooked):
+    layer = Relaxed({"conv": conv((1, 8, 8), (2, 8 // stride, 8 // stride))}, {}, stride)
+    if hooked:  # it then computes the whole map
+        layer["conv"].register_forward_hook(lambda module, inputs, output: None)
+    assert gradient.kinked(nn.Sequential(layer, nn.Tanh(), nn.Flatten()), torch.ones(1, 1, 8, 8)) == (stride == 2)
 
 
 def test_another_seed_has_another_gradient():

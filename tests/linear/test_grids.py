@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn.utils.parametrize
+import torch.nn.utils.prune
 
 import autosym
 from autosym.bayes.likelihoods import Categorical
@@ -9,7 +11,7 @@ from autosym.curvature.kronecker import kfac
 from autosym.linear.circular import circular_conv, transposed
 from autosym.linear.grids import Grid, _adjoint, conv_on_grid, largest_grid, on_grid
 from autosym.nn import nets
-from autosym.nn.layers import Affine
+from autosym.nn.layers import Affine, Relaxed, conv
 
 CASES = [
     ((8, 8), (3, 3), 2),
@@ -79,6 +81,66 @@ def test_the_grid_with_the_largest_norm():
     y = torch.randn(6, 3, 4, 6)
     norms = torch.stack([y[..., i::2, j::2].flatten(1).norm(dim=1) for i in range(2) for j in range(2)], 1)
     assert torch.equal(largest_grid(y, 2), norms.argmax(1))
+
+
+def test_half_precision_does_not_overflow():
+    torch.manual_seed(0)
+    y = 40 * torch.randn(4, 64, 4, 4)
+    y[:, :, 1::2, ::2] *= 1.5
+    for dtype in (torch.float16, torch.bfloat16):
+        assert torch.equal(largest_grid(y.to(dtype), 2), largest_grid(y, 2))
+
+
+def strided(seed=0):
+    """A layer of two convolutions, downsampled, whose biases decide on the grid as much as its filters do."""
+    torch.manual_seed(seed)
+    layer = Relaxed({name: conv((2, 4, 4), (3, 2, 2)) for name in ("one", "other")}, {}, stride=2).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=2.0)
+    return layer, torch.randn(40, 2, 4, 4, dtype=torch.float64)
+
+
+def test_a_layer_computes_the_same_with_and_without_a_graph():
+    layer, x = strided()
+    with torch.no_grad():
+        expected = layer(x)
+    assert torch.equal(layer(x), expected)
+
+
+def prune(layer):
+    torch.nn.utils.prune.l1_unstructured(layer["one"].linear, "weight", 0.5)
+    layer["one"].linear.weight_orig.data *= 3  # by an optimiser, say
+
+
+def double(layer):
+    layer["one"].linear.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+
+
+def reparametrise(layer):
+    class Twice(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    torch.nn.utils.parametrize.register_parametrization(layer["one"].linear, "weight", Twice())
+
+
+@pytest.mark.parametrize("change", [prune, double, reparametrise])
+def test_hooks_and_parametrisations_of_others_are_kept(change):
+    layer, x = strided()
+    before = layer(x)
+    change(layer)
+    with torch.no_grad():
+        expected = layer(x)
+    assert not torch.allclose(before, expected)
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_hooks_of_others_see_the_whole_map():
+    layer, x = strided()
+    seen = []
+    layer["one"].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    layer(x)
+    assert seen == [(40, 3, 4, 4)]
 
 
 @pytest.mark.parametrize("options", [{}, {"sampled": True}, {"expand_bias": True}], ids=str)

@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 
 from autosym.answer.plans import FEWEST, PARTS, RESERVE, Outcome, Question, Run, Stage, exchanged
 from autosym.answer.routes import PRODUCTS, SHORT, Fitter
-from autosym.evidence import costs
+from autosym.evidence import costs, laplace
 from autosym.evidence.costs import PRODUCT
 from autosym.runtime import processes
+from autosym.runtime.arithmetic import NotFinite
 from autosym.training.fitting import fit
+from autosym.training.guarding import NothingLearned
 
 EPOCHS = 15  # of the shortest plan
 BESIDE: dict[Stage, float] = {
@@ -52,10 +54,15 @@ class Pace:
         model = fitter.networks.build(*fitter.largest, 0)
         schedule = replace(fitter.schedule, epochs=SHORT, burn_in=0, every=1, sampled_end=True)
         with processes.alone():
-            found = fit(model, fitter.data, fitter.likelihood, schedule=schedule, **fitter.options)
-        known = costs.of(model, fitter.data, found.laplace, fitter.options.get("memory"))
+            try:
+                found = fit(model, fitter.data, fitter.likelihood, schedule=schedule, **fitter.options)
+                at, epoch = found.laplace, found.history[-1]["seconds"] / SHORT
+            except (NotFinite, NothingLearned):  # as other runs may
+                model = fitter.networks.build(*fitter.largest, 0)
+                at, epoch = laplace.at(model, fitter.data, fitter.likelihood), 2 * weights
+        known = costs.of(model, fitter.data, at, fitter.options.get("memory"))
         work = min(known.least, PRODUCTS[0] * PRODUCT * known.samples * known.forward) / known.fit(1, schedule.batch_size)
-        return cls(*(processes.agreed(seconds) for seconds in (found.history[-1]["seconds"] / SHORT, passed, work * weights)))
+        return cls(*(processes.agreed(seconds) for seconds in (epoch, passed, work * weights)))
 
     def seconds(self, stage: Stage, epochs: float) -> float:
         """Of one run."""
@@ -112,11 +119,13 @@ class Deadline:
         self.calls += 1
         if stage in ("long", "on", "layers") and stage not in plan.paced:  # all of a stage are as long: they are compared
             plan.paced[stage] = fitter.store.decided(stage, lambda: self._part(stage, runs))
-        expected = sum(self._raw(run.stage, run.network, run.width, plan.part(stage)) for run in runs)
         found = fitter.perform(runs)
-        self.drift = (
-            processes.agreed(sum(outcome.seconds for outcome in found.values()) / expected) if stage != "whole" else self.drift
-        )
+        took = {
+            run: outcome.seconds for run, outcome in found.items() if not outcome.failed
+        }  # what failed may have ended early
+        expected = sum(self._raw(run.stage, run.network, run.width, plan.part(stage)) for run in took)
+        if stage != "whole" and expected:
+            self.drift = processes.agreed(sum(took.values()) / expected)
         self.spent += sum(fitter.price(run) for run in runs)
         plan.budget = min(self.budget, fitter.store.decided(f"{self.calls} budget", self._affordable))
         return found

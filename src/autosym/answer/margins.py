@@ -13,7 +13,7 @@ strict one, so breaking never loses much: the tie must speak for a symmetry.
 
 Next to nothing is 10 nats; or one standard error, if a second witness says so too: strict and relaxed networks that were fitted on from
 the same ends do not differ (such pairs have much smaller errors than runs that were trained apart), or the data do not change when they
-are moved.
+are moved and such pairs do not differ by what counts.
 """
 
 import math
@@ -132,7 +132,9 @@ def judge(
 def next_to_nothing(breaking: Margin, pairs: Margin | None, moved: float) -> bool:
     """Whether breaking gains so little that it may be chance; arguments as for ``judge``."""
     alike = pairs is not None and pairs.nats <= max(pairs.error, FEW)
-    return breaking.nats <= (max(breaking.error, FEW) if alike or COMMON < moved < 1 else FEW)
+    differ = pairs is not None and pairs.counts and pairs.nats > FEW
+    unmoved = COMMON < moved < 1 and not differ
+    return breaking.nats <= (max(breaking.error, FEW) if alike or unmoved else FEW)
 
 
 def could_still_close(breaking: Margin, rise: float | None) -> bool:

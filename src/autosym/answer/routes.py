@@ -147,11 +147,9 @@ class Store:
     def decided(self, name: str, find: Callable[[], float]) -> float:
         """A number that follows from how long runs took: as the folder says, if it does."""
         path = None if self.folder is None else self.folder / "decided.json"
-        known = _read(path) if path is not None and path.exists() else {}
-        if name in known:
-            return known[name]
-        found = find()
-        if path is not None and processes.first():
+        known = processes.shared(_read(path) if path is not None and path.exists() else {}, 0)  # all find, or none
+        found = known[name] if name in known else find()
+        if path is not None and processes.first() and name not in known:
             files.write(path, json.dumps(known | {name: found}, indent=1))
         return found
 
@@ -186,7 +184,7 @@ class Fitter:
         self.plan = Plan((), (), 0, 0.0)  # made from costs, which this counts
         self.largest = ("", 1.0)  # the network and width whose fit is the unit of costs
         self.runs: dict[str, Run] = {}  # all that were asked for, by key
-        self.before = 0.0  # seconds of runs that earlier calls have made
+        self.before = 0.0  # about the seconds in which earlier calls have made runs
 
     def cost(self, network: str, width: float) -> float:
         """The work of a whole fit, counted (``evidence.costs``)."""
@@ -211,7 +209,8 @@ class Fitter:
 
     def perform(self, runs: Sequence[Run]) -> dict[Run, Outcome]:
         """All of ``runs``, each made once. Processes take turns, and tell each other what they found."""
-        self.before += sum(known.seconds for run in runs if run.key not in self.runs and (known := self.store.outcome(run)))
+        earlier = [known.seconds for run in runs if run.key not in self.runs and (known := self.store.outcome(run))]
+        self.before += sum(earlier) / processes.count()
         self.runs |= {run.key: run for run in runs}
         todo = processes.shared([run for run in runs if self.store.outcome(run) is None], 0)  # before anybody makes one of them
         owners = processes.owners([self.cost(run.network, run.width) for run in todo])

@@ -3,11 +3,12 @@
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -137,3 +138,20 @@ def _prune(path: Path, folder: Path) -> None:
 def _drop(aside: Path | None) -> None:
     if aside is not None:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def saying(category: type[Warning], wanted: bool) -> Iterator[None]:
+    """Warnings of one ``category`` are lines on stderr, if they are ``wanted``; others are shown as ever."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always" if wanted else "ignore", category)
+        shown = warnings.showwarning
+
+        def say(message: Any, kind: type[Warning], *more: Any, **options: Any) -> None:
+            if issubclass(kind, category):
+                print(f"autosym: {message}", file=sys.stderr, flush=True)
+            else:
+                shown(message, kind, *more, **options)
+
+        warnings.showwarning = say  # type: ignore[assignment]
+        yield

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from tyro.conf import Positional
 from autosym.answer.deadline import TooShort
 from autosym.answer.routes import OtherSearch
 from autosym.cli import own_images, own_trajectories, published
-from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing
+from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing, saying
 from autosym.cli.doctor import examined
 from autosym.cli.tries import TRIES
 from autosym.evidence.record import in_words
@@ -145,11 +144,7 @@ def discover(
     asked = own_images.Run(str(data), model, size=_size(size), classes=classes, test=test)
     refuse_overwriting([] if (out / SEARCH).exists() else [out], force)
     try:
-        with replacing(out, force), warnings.catch_warnings():
-            warnings.simplefilter("ignore" if printing.quiet else "always", TooShort)
-            warnings.showwarning = lambda message, *_: print(
-                f"autosym: {message}", file=sys.stderr, flush=True
-            )  # before it starts
+        with replacing(out, force), saying(TooShort, not printing.quiet):
             result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, printing.progress)
     except OtherSearch as error:
         raise Misused(f"{error}; --force replaces it") from error

@@ -70,7 +70,7 @@ class Tries:
             how = "which has the most evidence" if kept["why"] else "which learned something"
             found = [f"{found[0]}; the network is of seed {kept['seed']}, {how}"]
         if kept["why"] and self.simplified:
-            found.append("paths were not priced, as nothing was learned")
+            found.append("no path was left out, as nothing was learned")
         return found
 
     def _made(self, number: int) -> Fit | None:

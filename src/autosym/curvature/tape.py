@@ -16,6 +16,12 @@ from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import all_finite
 
 
+def _knows_grids(hook: Callable) -> Callable:
+    """Marks hooks that are right where a layer computes only what it keeps of a map (``nn.layers``)."""
+    hook.knows_grids = True  # type: ignore[attr-defined]
+    return hook
+
+
 class Tape:
     """Hooks on the modules of all sites: show paths their inputs in the forward pass, hand out rows in the backward pass.
 
@@ -63,6 +69,7 @@ class Tape:
                 "factors are too large, replace it by a factored layer (f-fc), or freeze it by requires_grad_(False)"
             ) from error
 
+    @_knows_grids
     def _enter(self, module: nn.Module, _: object) -> None:
         self.current = self.by_module[module][0].name
 
@@ -131,6 +138,7 @@ class Tape:
             for site in self.sites:
                 site.parameter.requires_grad_(True)
 
+    @_knows_grids
     def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...], options: Mapping[str, Any], output: Tensor) -> Tensor:
         names = ", ".join(site.name for site in self.by_module[module])
         if self.blaming and not torch.isfinite(output).all():

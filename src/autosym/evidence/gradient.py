@@ -12,8 +12,9 @@ fixed cotangents. Rows g depend on eta through the network and through the root 
 The sum is exact at fixed weights and draws, and needs the memory of one micro-batch. No gradient passes through an
 eigendecomposition.
 
-Where a network has kinks (ReLU, max pooling), rows g jump as eta moves a sample across one. No derivative sees that, so over many
-samples it is not the slope of the evidence. ``differences`` is, and ``kinked`` says where to use it.
+Where a network has kinks (ReLU, max pooling), rows g jump as eta moves a sample across one; where it chooses a polyphase grid, so do its
+outputs. No derivative sees that, so over many samples it is not the slope of the evidence. ``differences`` is, over their width, and
+``kinked`` says where to use it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,19 +38,9 @@ from autosym.runtime.batching import Data
 
 GRAPH = 4  # times the memory of a pass without a second derivative
 STEP = 0.02  # of differences in eta: wide enough for many samples to cross a kink, and far above rounding
-KINKS = (
-    "Relu",
-    "LeakyRelu",
-    "Prelu",
-    "Hardtanh",
-    "Hardswish",
-    "Hardsigmoid",
-    "Threshold",
-    "MaxPool",
-    "AdaptiveMaxPool",
-    "Abs",
-    "Clamp",
-)
+_UNITS = ("Relu", "LeakyRelu", "Prelu", "Rrelu", "Elu", "Hard", "Softshrink", "Threshold", "Abs", "Clamp", "Where")
+_LARGEST = ("Max", "Min", "Amax", "Amin", "AdaptiveMax", "FractionalMax", "Topk", "Cummax", "Cummin")
+KINKS = (*_UNITS, *_LARGEST, "Gather", "_ConvOnGrid")  # how nodes of autograd begin; the last two choose polyphase grids
 
 
 def gradient(

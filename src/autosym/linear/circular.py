@@ -114,7 +114,8 @@ def circular_correlations(x: Tensor, kernel_size: Sequence[int]) -> Tensor:
     """sum over samples and positions p of x[c, p + u] x[c', p + v], for all u, v of a filter; positions wrap around: (1, C k^2, C k^2).
 
     It depends on the lag u - v alone, and for all lags together it is the inverse Fourier transform of sum_b f_c conj(f_c'). The map has
-    one small product for each frequency, in place of one for each lag, or of one of all patches.
+    one small product for each frequency, in place of one for each lag, or of one of all patches. All lags take C^2 H W numbers, however
+    few samples there are.
     """
     size, axes = x.shape[2:], tuple(range(2, x.dim()))
     waves = torch.fft.rfftn(x, dim=axes)
@@ -137,20 +138,24 @@ def _lags(size: tuple[int, ...], kernel_size: tuple[int, ...], device: torch.dev
         return places.to(device)
 
 
-def shifted_correlations(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
-    """sum over samples and positions p of x[c, p + u] x[c', p + v], for all u, v of a centred filter; the map is zero outside.
+def shifted_correlations(x: Tensor, kernel_size: tuple[int, int], padding_mode: str) -> Tensor:
+    """sum over samples and positions p of x[c, p + u] x[c', p + v], for all u, v of a centred filter: (1, C k^2, C k^2).
 
-    Away from the border it depends only on the lag v - u. p = q - u must lie in the map, which excludes some
+    Away from the border it depends only on the lag v - u. With zero padding, p = q - u must lie in the map, which excludes some
     of the first or last rows and columns q. So compute one product per lag (half of them, by symmetry), and split it into zones
-    of q that are included or excluded together: the interior, and each line within reach of a side. (1, C k^2, C k^2)
+    of q that are included or excluded together: the interior, and each line within reach of a side.
     """
     channels, (height, width) = x.shape[1], x.shape[2:]
     reach = [k // 2 for k in kernel_size]
     x = x.transpose(0, 1).contiguous()  # (C, B, H, W)
     pad = (2 * reach[1], 2 * reach[1], 2 * reach[0], 2 * reach[0])
-    padded = F.pad(x, pad)
+    padded = wrap(x, [4 * r + 1 for r in reach]) if padding_mode == "circular" else F.pad(x, pad)
     offsets = [(i, j) for i in range(-reach[0], reach[0] + 1) for j in range(-reach[1], reach[1] + 1)]
-    zones = [_zones(n, r) for n, r in zip((height, width), reach, strict=True)]
+    zones = (
+        [[slice(0, height)], [slice(0, width)]]
+        if padding_mode == "circular"
+        else [_zones(n, r) for n, r in zip((height, width), reach, strict=True)]
+    )
     inner = [max(side, key=lambda zone: zone.stop - zone.start) for side in zones]
     own = {(i, j): x[..., rows, columns].flatten(1) for i, rows in enumerate(zones[0]) for j, columns in enumerate(zones[1])}
     flat = min(height, width) >= 24 * max(reach)  # then longer products, with the padding, cost less than copies
@@ -173,7 +178,7 @@ def shifted_correlations(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
             (i, j)
             for i, rows in enumerate(zones[0])
             for j, columns in enumerate(zones[1])
-            if _inside(rows, u[0], height) and _inside(columns, u[1], width)
+            if padding_mode == "circular" or (_inside(rows, u[0], height) and _inside(columns, u[1], width))
         )
         for b, v in enumerate(offsets[a:], a):
             lag = (v[0] - u[0], v[1] - u[1])

@@ -97,16 +97,16 @@ class Conv(Path):
         return seen.permute(0, *positions, 1, *offsets).reshape(x.shape[0], -1, self.groups, self.weight.shape[2])
 
     def gram(self, x: Tensor) -> Tensor:
-        """Without patches if the filter keeps the size of the map: by the spectrum of a circular one, or, on a CPU, of a map with zeros
-        around it by correlations with its shifts, if it is large and has many channels.
+        """Without patches if the filter keeps the size of the map: by the spectrum of a circular one, if that is no larger than the
+        samples; or, on a CPU, by correlations of the map with its shifts, if it is large and has many channels.
         """
-        if self.keeps_size and self.padding_mode == "circular":
+        if self.keeps_size and self.padding_mode == "circular" and 0 < x.shape[1] <= len(x):
             return circular_correlations(x, self.kernel_size)
-        wide = self.padding_mode == "zeros" and x.shape[1] >= 32 and not x.is_cuda
+        wide = not x.is_cuda and x.shape[1] >= {"circular": 8, "zeros": 32}.get(self.padding_mode, math.inf)
         large = all(n > 4 * (k // 2) for n, k in zip(x.shape[2:], self.kernel_size, strict=True))
         if self.dims < 3 and wide and self.keeps_size and large:
             height, width = (1, *self.kernel_size)[-2:]  # a sequence is a map of height 1
-            return shifted_correlations(x[:, :, None] if self.dims == 1 else x, (height, width))
+            return shifted_correlations(x[:, :, None] if self.dims == 1 else x, (height, width), self.padding_mode)
         t = self._rows_of_patches(x)
         return mirrored(add_gram(t.new_zeros(len(t), t.shape[1], t.shape[1]), t.mT)) if in_strips(t.mT) else t @ t.mT
 

@@ -47,7 +47,13 @@ def largest_grid(y: Tensor, stride: int) -> Tensor:
     if maps.is_cuda:  # one kernel; torch takes such norms four times as slowly on a CPU
         split = maps.unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
         return torch.linalg.vector_norm(split, dim=(1, 2, 4)).flatten(1).argmax(1)
-    squares = maps.square().sum(1).unflatten(-1, (-1, stride)).unflatten(-3, (-1, stride))
+    squares = (
+        maps.to(torch.promote_types(maps.dtype, torch.float32))
+        .square()
+        .sum(1)
+        .unflatten(-1, (-1, stride))
+        .unflatten(-3, (-1, stride))
+    )
     return squares.sum((1, 3)).flatten(1).argmax(1)
 
 

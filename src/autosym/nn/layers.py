@@ -14,6 +14,7 @@ from operator import add, and_
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from autosym.linear.contrasts import BiasContrast, GroupContrast
 from autosym.linear.conv import CONVOLUTIONS, Conv
@@ -98,7 +99,8 @@ class Affine(Branch):
         """Whether it can compute one polyphase grid: of an equivariant convolution with one number for each channel."""
         linear, bias = self.linear, self.bias
         channelwise = type(bias) is Bias and bias.shape[1:] == (1, 1)
-        return channelwise and type(linear) is Conv and linear.dims == 2 and linear.keeps_size and linear.is_equivariant
+        equivariant = type(linear) is Conv and linear.dims == 2 and linear.keeps_size and linear.is_equivariant
+        return channelwise and equivariant and _is_untouched(self, linear, bias)
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain | None:
         return self.linear.plain(in_shape)
@@ -283,6 +285,14 @@ def _last(path: nn.Module) -> Iterator[Tensor]:
     parts = path.parts()
     last = (parts["weights"][-1], *parts.get("bias", ()))
     return (parameter for name in last for parameter in path.get_submodule(name).parameters())
+
+
+def _is_untouched(*modules: nn.Module) -> bool:
+    """Whether nobody changes, or looks at, what these modules compute, but hooks that know of grids (of curvature)."""
+    hooks = [
+        hook for module in modules for kind in (module._forward_hooks, module._forward_pre_hooks) for hook in kind.values()
+    ]
+    return all(getattr(hook, "knows_grids", False) for hook in hooks) and not any(map(is_parametrized, modules))
 
 
 def polyphase(y: Tensor, stride: int) -> Tensor:

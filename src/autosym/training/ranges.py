@@ -55,7 +55,7 @@ class Ranges:
             return
         raws = {name: part.raw for name, part in self.learned.items()}
         if self.kinked is None:
-            self.kinked = gradient.kinked(self.model, to_model(*next(batches(data, 1)), self.model, "the data")[0])
+            self.kinked = gradient.kinked(self.model, to_model(*next(batches(data, 1)), self.model, "the data")[0][:1])
         slopes = gradient.differences if self.kinked else gradient.gradient
         found = slopes(self.model, data, prior, at, raws, sampled=sampled, subset=subset, seed=seed, memory=memory)
         self.steps += 1
