@@ -299,8 +299,29 @@ def test_networks_that_explain_little_do_not_vouch_for_a_symmetry():
 
 
 def test_a_network_that_has_learned_nothing_is_no_case_against_its_symmetry():
-    search = searched(Stub(BROKEN), explained=lambda value: 0.0, moved={"translations": 0.3})
+    def dead(value):
+        return 0.0 if value < -2500 else 0.5
+
+    search = searched(Stub(BROKEN), explained=dead, moved={"translations": 0.3})
     (finding,) = search.findings()
     assert finding.judgement == "undecided"
     assert "has learned nothing" in finding.why
-    assert verdicts(searched(Stub(BROKEN), explained=lambda value: 0.0, moved={"translations": 0.001})) == ["no"]
+    assert verdicts(searched(Stub(BROKEN), explained=dead, moved={"translations": 0.001})) == ["no"]
+
+
+def test_runs_that_learned_nothing_do_not_say_how_sure_the_others_are():
+    """Seed 0 goes on from trained weights and explains something; the others stay where they began, a few nats apart."""
+
+    class Stuck(Stub):
+        def value(self, run):
+            own = super().value(run)
+            return own if run.seed == 0 or run.stage == "whole" else -5000.0 - 3.0 * run.seed
+
+    options = {"explained": lambda value: 1 + value / 5000.0, "route": lambda run: "trained" if run.seed == 0 else ""}
+    search = searched(Stuck(SYMMETRIC, stuck=True), **options)
+    (finding,) = search.findings()
+    assert finding.judgement == "undecided"
+    assert "nobody knows what chance is worth" in finding.why
+    nothing, runs = search.idle()
+    assert 0 < nothing < runs
+    assert verdicts(searched(Stub(SYMMETRIC), explained=options["explained"])) == ["yes"]

@@ -110,7 +110,12 @@ def _answer(
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
-    notes = (*fitter.networks.notes, *more, *_shortened(fitter.plan.part("long"), fitter.schedule.epochs))
+    notes = (
+        *fitter.networks.notes,
+        *more,
+        *_shortened(fitter.plan.part("long"), fitter.schedule.epochs),
+        *_idle(*search.idle()),
+    )
     with processes.alone():
         fit = fitter.fitted(key)
     found = (
@@ -264,6 +269,7 @@ def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
     for batch in batches(data, 256):
         x, y = to_model(*batch, model, "discover")
         outputs.append(model(x))
+        likelihood.check(outputs[-1].shape[1], y)
         targets.append(y)
     f, y = torch.cat(outputs), torch.cat(targets)
     others = f[torch.randperm(len(f), generator=torch.Generator().manual_seed(0)).to(f.device)]
@@ -290,6 +296,10 @@ def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
         laplace.at(model, fitter.data, fitter.likelihood, memory=fitter.options.get("memory"))
     passed = time.perf_counter() - begun
     return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
+
+
+def _idle(nothing: int, runs: int) -> list[str]:
+    return [f"{nothing} of {runs} runs learned nothing: more epochs, or a larger budget, may change it"] if nothing else []
 
 
 def _shortened(part: float, epochs: int) -> list[str]:

@@ -210,12 +210,24 @@ class Search:
         return [self._finding(question) for question in self.questions]
 
     def spread(self, *networks: str) -> tuple[float, int]:
-        """The standard deviation between seeds of the best ends of each network, or of these, and its degrees of freedom."""
+        """The standard deviation between seeds of the best ends of each network, or of these, and its degrees of freedom.
+
+        Runs that all learned nothing are alike, and tell nothing of those that did.
+        """
         found: dict[tuple[str, int], float] = {}
         for run in (run for network in networks or self.plan.networks for run in self._of(network, *FITS)):
             arm = (f"{run.network} {self.route(run)}", run.seed)
             found[arm] = max(self._value(run), found.get(arm, -math.inf))
-        return margins.spread([Value(value, 0.0, arm) for (arm, _), value in found.items()])
+        alive = {arm for (arm, _), value in found.items() if not self._is_nothing(value)}
+        return margins.spread([Value(value, 0.0, arm) for (arm, _), value in found.items() if arm in alive])
+
+    def idle(self) -> tuple[int, int]:
+        """How many of the fits learned nothing, and how many there are."""
+        made = [outcome for run, outcome in self.outcomes.items() if run.stage in ("short", *FITS)]
+        return sum(self._is_nothing(outcome.log_evidence) for outcome in made), len(made)
+
+    def _is_nothing(self, log_evidence: float) -> bool:
+        return not math.isfinite(log_evidence) or self.explained(log_evidence) < NOTHING
 
     def values(self, *networks: str) -> list[Value]:
         """The evidence of whole networks."""
@@ -334,6 +346,8 @@ def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float
             "the networks explain so little of the labels that they would not notice if it were broken: more samples, longer runs or a "
             "larger network would tell"
         )
+    if math.isinf(tie.error):
+        return "of no network two runs from the same kind of start learned something, so nobody knows what chance is worth"
     telling = [margin for margin in ways if not margins.next_to_nothing(margin, pairs, moved)]
     largest = max(telling or ways, key=lambda margin: margin.nats)
     if telling:
