@@ -117,3 +117,14 @@ def test_the_page_in_a_browser(tmp_path, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         browser.close()
     assert complaints == []
+
+
+def test_an_error_that_nobody_knows_is_said():
+    """Of no network two runs learned something: margins have no error, in print, in the report and when they are read again."""
+    margin = Margin(129.0, math.inf, 1)
+    verdict = Verdict("c4", "undecided", Margin(-2.0, math.inf, 1), margin, "nobody knows what chance is worth")
+    answer = Answer((verdict,), (Candidate("conv", 1.0, 0, -100.0, 1.0, 3),), 100, 3.0, 5.0, (), {"name": None})
+    assert "+129 +- ? nats" in str(answer)
+    page = answered.html(answer.as_dict())
+    assert "+129 ± an unknown error" in page
+    assert "To repeat it" not in page, "there is nothing to repeat it by"

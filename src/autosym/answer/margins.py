@@ -59,7 +59,7 @@ class Margin:
         return self.nats > self.bound
 
     def __str__(self) -> str:
-        return f"{self.nats:+.0f} +- {self.error:.0f} nats"
+        return f"{self.nats:+.0f} +- {'?' if math.isinf(self.error) else f'{self.error:.0f}'} nats"
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ def nats(margin: Mapping[str, Any]) -> str:
     """A margin with its error; one that a failed network gave is not a number."""
     if margin["nats"] is None:
         return "all of it" if margin["sign"] > 0 else "nothing"
-    return f"{margin['nats']:+.0f} ± {margin['error']:.0f} nats".replace("-", "−")
+    error = "an unknown error" if margin["error"] is None else f"{margin['error']:.0f} nats"
+    return f"{margin['nats']:+.0f} ± {error}".replace("-", "−")
 
 
 def figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
