@@ -26,7 +26,9 @@ def load(run: File) -> dict[str, Any]:
     """What the files of a run say: result.json, with report.json and history.jsonl if they exist; or one file of results."""
     folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
     if not file.exists():
-        raise FileNotFoundError(f"{file} does not exist: name the folder of a run (by `autosym run NAME`), or its result.json")
+        raise FileNotFoundError(
+            f"{file} does not exist: name the folder of a run (by `autosym fit` or `autosym run NAME`; `discover` writes its own report.html), or its result.json"
+        )
     result = read(file)
     if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
         several = " It is the summary of several runs: `autosym table` shows it." if _key(result, "rows") else ""
