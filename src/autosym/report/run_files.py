@@ -27,7 +27,8 @@ def load(run: File) -> dict[str, Any]:
     folder, file = (run, run / "result.json") if run.is_dir() else (run.parent, run)
     if not file.exists():
         raise FileNotFoundError(
-            f"{file} does not exist: name the folder of a run (by `autosym fit` or `autosym run NAME`; `discover` writes its own report.html), or its result.json"
+            f"{file} does not exist: name the folder of a run (by `autosym fit` or `autosym run NAME`; `discover` writes its own "
+            "report.html), or its result.json"
         )
     result = read(file)
     if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
