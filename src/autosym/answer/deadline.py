@@ -3,10 +3,9 @@
     seconds of a run ~ drift share (epochs epoch + beside)          share: its work, compared with the largest network's
 
 A short fit of the largest network measures an epoch, a pass what a run takes beside; ``drift`` is what the last runs took, compared with
-that. Long runs,
-and those that go on, get the length that the time left allows, and what is optional (wider networks, more seeds, single layers) is left
-out if it does not fit. No run is shorter than in the shortest plan. What was decided is kept in the folder of the search, so that one
-that was stopped goes on as if it had not been.
+that. Long runs, and those that go on, get the length that the time left allows. What is optional (wider networks, more seeds, single
+layers) is left out if it does not fit. No run is shorter than in the shortest plan. What was decided is kept in the folder of the search,
+so that one that was stopped goes on as if it had not been.
 """
 
 import math
