@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import autosym
+from autosym.answer.answers import Answer, network_of
 from autosym.evidence.predictive import scores
 from autosym.papers import measuring
 from autosym.runtime.provenance import provenance
@@ -58,7 +61,7 @@ CASES = [
 
 
 def run(case: Case, data: Path, work: Path, **options: Any) -> dict[str, Any]:
-    """Ask ``discover``; its answer, the right ones, and how good the network that it returns is on test data."""
+    """Ask ``discover``; its answer, the right ones, and how good the network that it returns, and each candidate, is on test data."""
     device, task = "cuda" if torch.cuda.is_available() else "cpu", TASKS[case.task]
     (x, y), (x_test, y_test) = tensors(case.task, case.images, case.seed, data)
     begun, likelihood = time.perf_counter(), "categorical" if task.classes else "gaussian"
@@ -74,21 +77,36 @@ def run(case: Case, data: Path, work: Path, **options: Any) -> dict[str, Any]:
         **options,
     )
     seconds = time.perf_counter() - begun
-    outputs = measuring.outputs_of(answer.fit.model, x_test)
-    test = (
-        measuring.in_percent(scores(outputs, y_test))
-        if task.classes
-        else {"squared error": float((outputs - y_test).square().mean())}
-    )
     return {
         "config": {"task": case.task, "images": case.images, "seed": case.seed, **options},
         "right": dict(task.answers),
         "answer": answer.as_dict(),
         "layers": broken_layers(answer),
-        "test": test,
+        "test": tested(answer.fit.model, x_test, y_test),
+        "candidates": {name: tested(model.to(device), x_test, y_test) for name, model in candidates_of(answer, work).items()},
         "seconds": seconds,
         "provenance": provenance(device),
     }
+
+
+def tested(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Accuracy and others of classes in percent; of numbers the squared error."""
+    outputs = measuring.outputs_of(model, x)
+    if y.is_floating_point():
+        return {"squared error": float((outputs - y).square().mean())}
+    return measuring.in_percent(scores(outputs, y))
+
+
+def candidates_of(answer: Answer, work: Path) -> dict[str, nn.Module]:
+    """The network of each hypothesis at the end with its most evidence, from the folder of a run."""
+    models = {}
+    for candidate in answer.candidates:
+        recipe = {"network": candidate.network, "width": candidate.width, "seed": candidate.seed, "left": []}
+        model = network_of({**answer.recipe, **recipe})
+        assert model is not None  # made by its name
+        model.load_state_dict(load_file(work / candidate.key / "end.safetensors"))
+        models[candidate.network] = model
+    return models
 
 
 def run_all(cases: Sequence[Case], data: Path, results: Path, work: Path, seconds: float, **options: Any) -> int:

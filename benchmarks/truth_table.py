@@ -1,7 +1,8 @@
 """Results of ``discover`` on data with a known answer, as a table: errors with intervals, calibration, agreement of seeds.
 
 A result has ``config`` (task, images, seed), ``right`` (symmetry: is it there? None: nobody knows), ``answer`` (``Answer.as_dict``),
-``layers`` (``broken_layers``), ``seconds`` and ``provenance``. Results of one task and number of images differ by their seed.
+``layers`` (``broken_layers``), ``seconds`` and ``provenance``; of real images also ``test`` (accuracy of the network that is returned)
+and ``candidates`` (that of the best network of each hypothesis). Results of one task and number of images differ by their seed.
 """
 
 import itertools
@@ -29,6 +30,7 @@ HEAD = (
     "fits",
     "seconds",
 )
+CLOSE = 0.3  # points of accuracy
 BINS = {"below 0.99": (0.0, 0.99), "0.99 to 0.999": (0.99, 0.999), "0.999 and more": (0.999, 1.1)}
 
 
@@ -85,6 +87,12 @@ def _broken(result: dict[str, Any], symmetry: str) -> frozenset[str] | None:
     return frozenset(layer for layer, share in result["layers"][symmetry].items() if share >= WHOLE)
 
 
+def ahead(result: dict[str, Any]) -> float | None:
+    """By how many points the network that is returned is more accurate on test data than the most accurate candidate."""
+    others = [scores["accuracy"] for scores in result.get("candidates", {}).values() if "accuracy" in scores]
+    return result["test"]["accuracy"] - max(others) if others else None
+
+
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts with Wilson's intervals, agreement of seeds in pairs, and how often answers of a stated probability are right."""
     scored = [(right, verdict) for result in results for _, right, verdict in judged(result) if right is not None]
@@ -102,6 +110,7 @@ def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "counts": counts,
         "agreeing pairs": _agreeing([(r, s, v["judgement"]) for r in results for s, _, v in judged(r)]),
         "same layers": _agreeing([(r, s, _broken(r, s)) for r in results for s, _, _ in judged(r)]),
+        "ahead": [points for result in results if (points := ahead(result)) is not None],
         "calibration": {name: (sum(some), len(some)) for name, some in bins.items()},
     }
 
@@ -130,6 +139,12 @@ def print_table(results: Sequence[dict[str, Any]], tasks: Sequence[str]) -> None
         ("same layers", "the same layers broken (a share of 5 % or more)"),
     ):
         print("{} of {} pairs of seeds have {}.".format(*total[key], what))
+    if total["ahead"]:
+        behind, count = sum(points < -CLOSE for points in total["ahead"]), len(total["ahead"])
+        print(
+            f"In {behind} of {count} the network that is returned is more than {CLOSE} points less accurate than the best candidate "
+            f"(by {max(0.0, -min(total['ahead'])):.2f} at most)."
+        )
     for name, (right, count) in total["calibration"].items():
         print(f"Right at a probability {name}: {right} of {count}.")
     print(f"Commits: {', '.join(sorted({str(r['provenance'].get('commit')) for r in results}))}.")

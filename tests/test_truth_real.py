@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import truth_real
 import truth_table
-from autosym.answer.answers import Answer, Candidate, Verdict
+from autosym.answer.answers import Answer, Candidate, Verdict, network_of
 from autosym.answer.margins import Margin
 from autosym.evidence.shares import Symmetry
 from autosym.linear.groups import GROUPS, sources
@@ -94,8 +95,13 @@ def test_a_run_asks_for_the_symmetries_of_its_task_once(data, tmp_path, monkeypa
 
     def discover(model, pair, symmetries, likelihood, **options):
         asked.append((pair[0].shape, symmetries, likelihood))
-        candidate = Candidate("conv", 1.0, 0, -10.0, 1.0, 3)
-        return Answer((verdict("c4", "yes"),), (candidate,), len(pair[0]), 5.0, 1.0, found=Fitted())
+        candidate = Candidate("conv", 1.0, 0, -10.0, 1.0, 3, "conv~1~0~long")
+        recipe = {"name": "f-fc+conv", "symmetries": ["c4"], "in_shape": [1, 32, 32], "dtype": "float32", "classes": 10}
+        recipe |= {"samples": 60, "form": {}, "network": "conv", "width": 1.0, "seed": 0, "left": []}
+        end = options["resume"] / candidate.key / "end.safetensors"
+        end.parent.mkdir(parents=True)
+        save_file(network_of(recipe).state_dict(), end)
+        return Answer((verdict("c4", "yes"),), (candidate,), len(pair[0]), 5.0, 1.0, recipe=recipe, found=Fitted())
 
     monkeypatch.setattr(truth_real.autosym, "discover", discover)
     folders = tmp_path / "results", tmp_path / "work"
@@ -105,6 +111,8 @@ def test_a_run_asks_for_the_symmetries_of_its_task_once(data, tmp_path, monkeypa
     (result,) = truth_real.stored(tmp_path / "results")
     assert result["right"] == {"c4": True}
     assert 0 <= result["test"]["accuracy"] <= 100
+    assert 0 <= result["candidates"]["conv"]["accuracy"] <= 100
+    assert truth_table.ahead(result) == result["test"]["accuracy"] - result["candidates"]["conv"]["accuracy"]
     assert "right" in capsys.readouterr().out
     monkeypatch.setattr(truth_real.autosym, "discover", lambda *_, **__: 1 / 0)
     assert truth_real.run_all([Case("turned", 60, 4)], data, *folders, 1e9) == 1

@@ -192,7 +192,7 @@ class Answer:
             answer = _unpacked(state)
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged, or of another version ({error}): save the answer again") from error
-        made = _network(state["recipe"], model)
+        made = network_of(state["recipe"], model)
         if made is None:
             return answer
         return Answer(**{**vars(answer), "found": load(folder, made)})
@@ -208,8 +208,8 @@ class _Plain:
     notes: Sequence[str]
 
 
-def _network(recipe: Mapping[str, Any], model: nn.Module | Callable[[int], nn.Module] | None) -> nn.Module | None:
-    """The network of the fit; None if that needs a model which is not given."""
+def network_of(recipe: Mapping[str, Any], model: nn.Module | Callable[[int], nn.Module] | None = None) -> nn.Module | None:
+    """The network of the fit, with other weights; None if that needs a model which is not given."""
     example = torch.zeros(2, *recipe["in_shape"], dtype=getattr(torch, recipe["dtype"]))
     if recipe["name"] is not None:
         networks: Built | Given = Built(
