@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import answers_table
 import findings
 import speed_table
 from autosym.papers import images, invariance, noether, table1, table2, table3
@@ -205,6 +206,7 @@ def peers() -> str:
 TABLES: dict[str, Callable[[], str]] = (
     findings.TABLES
     | speed_table.TABLES
+    | answers_table.TABLES
     | {
         "peers": peers,
         "published": published,
