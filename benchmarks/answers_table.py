@@ -46,7 +46,9 @@ def real() -> str:
             own = [r for r in results if r["config"]["task"] == task]
             row = [f"{task}: {symmetry}", {True: "yes", False: "no", None: "?"}[right]]
             for images in (2_000, 10_000, None):
-                some = [r for r in own if r["config"]["images"] == images or (images is None and r["config"]["images"] > 10_000)]
+                some = [
+                    r for r in own if r["config"]["images"] == images or (images is None and r["config"]["images"] > 10_000)
+                ]
                 row.append(", ".join(v["judgement"] for r in some for name, _, v in judged(r) if name == symmetry))
             rows.append(row)
     return markdown(("task and symmetry", "there?", "2,000 images", "10,000", "all"), rows)

@@ -217,6 +217,8 @@ def test_published_tables_for_people(capsys, tmp_path):
         ("epochs", "77"),
         ("seconds", "12"),
     ]
+    assert "\ndigit conv by map: 0.6 points below the paper, after 77 of its 1,000 epochs\n" in text
+    assert text.count("below the paper") == 1, "cells that were not run, or are not published, are not below"
     assert [cell for _, cell in rows["digit", "f-fc+conv", "map"]] == ["-"] * 6
     assert [cell for _, cell in rows["digit+quadrant", "conv", "map"]] == ["-", "24.68", *["-"] * 4]
     keep(tmp_path, table2.RUNS["table2/s-fc/u/map"])

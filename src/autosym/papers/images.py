@@ -24,6 +24,8 @@ from autosym.training.schedule import Schedule
 
 Pair = tuple[Tensor, Tensor]
 RESULTS = Path("results")
+CLOSE = 0.5  # points of accuracy that a cell may be below the paper
+PAPER_EPOCHS = {"1": 1000, "2": 4000, "3": 4000}
 
 
 def file_of(run: Any) -> Path:
@@ -252,6 +254,13 @@ def show(number: str, found: Sequence[Mapping[str, Any]]) -> None:
     wanted = [c for c in wanted if c not in ("data", "model", "prior") or len({row[c] for row in shown}) > 1]
     lines = [[row[c] for c in wanted] for row in shown]
     print_table(f"Table {number}: ours and the paper's (- is not run, or not published)", wanted, lines)
+    for row in found:
+        if row["accuracy"] is not None and row["accuracy"] < (row["paper_accuracy"] or -math.inf) - CLOSE:
+            what = " ".join(row[key] for c, key in (("data", "task"), ("model", "model"), ("prior", "prior")) if c in wanted)
+            print(
+                f"{what} by {row['method']}: {row['paper_accuracy'] - row['accuracy']:.1f} points below the paper, after "
+                f"{row['epochs']} of its {PAPER_EPOCHS[number]:,} epochs"
+            )
     chosen = [row for row in found if row["paper_shares"]]
     if chosen:
         paths = list(chosen[0]["paper_shares"])
