@@ -117,10 +117,10 @@ def eigenvalues(sizes: Sizes) -> dict[str, float]:
         given /= given.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
         name = f"{count} of {side}x{side}"
         found[f"{name}, torch"] = seconds(partial(torch.linalg.eigvalsh, given), sizes, 1)
-        values = many_eigenvalues.eigenvalues(given.clone())
+        values = many_eigenvalues.eigenvalues(given)
         if values is None:  # no GPU, or no Triton
             continue
-        found[f"{name}, together"] = seconds(lambda given=given: many_eigenvalues.eigenvalues(given.clone()), sizes)
+        found[f"{name}, together"] = seconds(partial(many_eigenvalues.eigenvalues, given), sizes)
         found[f"{name}, together / torch"] = found[f"{name}, together"] / found[f"{name}, torch"]
         found[f"{name}, away by"] = float((values - torch.linalg.eigvalsh(given)).abs().max())
     return found

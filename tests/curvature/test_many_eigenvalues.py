@@ -52,6 +52,15 @@ def test_on_a_gpu_they_find_what_lapack_finds(count: int, n: int, rank: int):
     torch.testing.assert_close(found, wanted, atol=1e-13, rtol=0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_halves_that_differ_by_rounding_are_averaged():
+    given = matrices(9, 130, 130, "cuda")
+    noise = 1e-7 * given * torch.randn_like(given)
+    found = many_eigenvalues.eigenvalues(given + noise)
+    assert found is not None
+    torch.testing.assert_close(found, torch.linalg.eigvalsh(given + (noise + noise.mT) / 2), atol=1e-13, rtol=0)
+
+
 def test_without_a_gpu_they_leave_it_to_others():
     assert many_eigenvalues.eigenvalues(matrices(3, 5, 5)) is None
 

@@ -23,10 +23,14 @@ EXACT = 1e-9  # how far the sums of eigenvalues and of their squares may be from
 
 
 def eigenvalues(matrices: Tensor) -> Tensor | None:
-    """(B, n), ascending, of symmetric matrices (B, n, n) in float64 on a GPU, which are overwritten; None if it cannot be done here."""
+    """(B, n), ascending, of symmetric matrices (B, n, n) in float64 on a GPU; None if it cannot be done here.
+
+    Sums that were made in float32 are symmetric to its rounding alone, and the kernels read both halves: theirs is the mean of the two.
+    """
     kernels = _kernels()
     if kernels is None or not matrices.is_cuda or matrices.dtype != torch.float64:
         return None
+    matrices = torch.lerp(matrices, matrices.mT, 0.5)
     trace, square = matrices.diagonal(dim1=1, dim2=2).sum(1), matrices.square().sum((1, 2))
     try:
         with torch.cuda.device(matrices.device):
