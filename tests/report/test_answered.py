@@ -52,6 +52,12 @@ def test_the_headline_is_the_verdict_in_one_plain_sentence(judgements, sentence)
     assert sentence in page.text
 
 
+def test_an_answer_by_its_name_is_one_short_line():
+    found = answer(verdict("c4", "yes"), verdict("translations", "no"))
+    assert repr(found) == "<Answer: c4: yes, translations: no; 20 fits on 500 samples>"
+    assert "breaking gains" in str(found), "print shows the table"
+
+
 def test_a_no_by_moved_data_says_so():
     found = answer(verdict("c4", "no", breaking=Margin(38.0, 74.0, 4), moved=0.0025), verdict("c2", "yes", moved=0.4))
     page = Page(answered.html(found.as_dict()))
