@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
+import autosym
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.margins import Margin
 from autosym.answer.symmetrising import Gain, Opinion
@@ -90,6 +91,11 @@ def test_the_page_holds_all_that_was_found():
     ):
         assert words in page.text
     assert "autosym discover x" in page.text
+
+
+def test_a_page_made_from_python_names_the_version(tmp_path):
+    page = Page(answer(verdict("c4", "yes")).report(tmp_path).read_text())
+    assert f"Made by autosym {autosym.__version__}." in page.text
 
 
 def test_words_of_others_are_escaped_and_nothing_is_fetched(tmp_path):

@@ -13,6 +13,7 @@ from autosym.report import charts, words
 from autosym.report.curves import bounded, curves, precisions, range_charts
 from autosym.report.drawing import by_layer, css_class, legend
 from autosym.report.findings import PICTURES, decided, finite
+from autosym.runtime.provenance import VERSION
 
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # weights of filters; visible on light and on dark
 LAYERS = 16  # with more layers than this, each shows fewer pictures
@@ -37,6 +38,7 @@ def rendered(template: str, shown: Mapping[str, Any]) -> str:
     )
     shown_as = {"number": number, "percent": percent, "nats": in_nats, "figure": figure, "css": css_class}
     environment.filters |= shown_as
+    environment.globals["version"] = VERSION
     return environment.get_template(template).render(shown)
 
 
