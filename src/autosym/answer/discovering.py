@@ -32,6 +32,7 @@ from autosym.answer.search import Finding, Search
 from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature import input_shapes
 from autosym.evidence import laplace
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
@@ -77,8 +78,9 @@ def discover(
     x, samples, outputs = _looked_at(data, schedule.batch_size)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
-    names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
-    networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
+    with input_shapes.explained(model, x):
+        names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
+        networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
     settings |= {"options": sorted(more), "likelihood": likelihood.name}
@@ -223,8 +225,10 @@ def _looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
         first, count = x if first is None else first, count + len(x)
         most = max(most, int(y.max()) + 1 if not y.is_floating_point() else (y.shape[1] if y.dim() > 1 else 1))
     if first is None or first.dim() != 4:
-        shape = "none" if first is None else tuple(first.shape)
-        raise ValueError(f"discover takes images (B, C, H, W) with targets, got {shape}: give a pair of tensors, or a dataset")
+        shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{input_shapes.mended(first.shape)}; ")
+        raise ValueError(
+            f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset"
+        )
     return first[:8], size_of(data) or count, most
 
 

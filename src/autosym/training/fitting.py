@@ -27,6 +27,7 @@ from torch import nn
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
+from autosym.curvature.input_shapes import explained
 from autosym.curvature.owners import Site, frames, sizes
 from autosym.curvature.verification import Verified, verified
 from autosym.evidence.laplace import Laplace
@@ -274,7 +275,8 @@ def _check(
     assert batch is not None
     if schedule.step == "mackay":
         copy.deepcopy(likelihood).update(torch.ones((), dtype=torch.float64), 1.0)  # refuses one that has no closed form
-    return count, verified(model, batch[0][:2], batch[1][:2], likelihood)
+    with explained(model, batch[0]):
+        return count, verified(model, batch[0][:2], batch[1][:2], likelihood)
 
 
 def _weights(owned: Sequence[Site], count: int, schedule: Schedule, nu: float, bf16: bool) -> Weights:
