@@ -9,7 +9,6 @@ opinion      the best network that breaks a symmetry, averaged over its group: a
 import copy
 import math
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from autosym.answer import margins, moving, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
-from autosym.answer.deadline import TOLERATED, Deadline, Pace, TooShort, shortened
+from autosym.answer.deadline import Deadline, Pace, check
 from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import Built, Given, checked, seeded
 from autosym.answer.margins import FEW
@@ -66,8 +65,8 @@ def discover(
     form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...).
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``); a warning says
-    beforehand if even the shortest search takes longer. ``seeds``: of long runs.
+    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``). If even the
+    shortest search takes longer, a warning says so beforehand; if it takes twice as long, it is refused. ``seeds``: of long runs.
     ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
     goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
     With torchrun, processes share the runs.
@@ -101,20 +100,16 @@ def discover(
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
-    notes = () if deadline is None or not deadline.note else (deadline.note,)
-    return _answer(search, fitter, verdicts, recipe, begun, notes)
+    return _answer(search, fitter, verdicts, recipe, begun)
 
 
-def _answer(
-    search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float, more: Sequence[str] = ()
-) -> Answer:
+def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float) -> Answer:
     """The verdicts with the candidates, and the best of them as a fit."""
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
     notes = (
         *fitter.networks.notes,
-        *more,
         *_shortened(fitter.plan.part("long"), fitter.schedule.epochs),
         *_idle(*search.idle()),
     )
@@ -193,15 +188,14 @@ def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float
 def _within(
     fitter: Fitter, seconds: float, budget: float, begun: float, forecast: Forecast, weights: float, passed: float
 ) -> Deadline:
-    """What keeps the search within so many seconds: gives the fitter its epochs, and says if even the shortest search takes longer."""
+    """What keeps the search within so many seconds: gives the fitter its epochs. One that takes far longer is refused, if not yet begun."""
     deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, weights, passed), seconds, begun, budget)
     fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=deadline.epochs()))
     fitter.work.clear()
     expected = deadline.expected(fitter.schedule.epochs)
     forecast.each = expected / max(forecast.total, 1e-9)
-    if expected > TOLERATED * seconds and processes.first():
-        deadline.note = shortened(seconds, expected)
-        warnings.warn(deadline.note, TooShort, stacklevel=3)
+    if not fitter.store.begun:
+        check(seconds, expected, len(fitter.networks.questions))
     return deadline
 
 
