@@ -58,6 +58,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
         "cautions": words.cautions(found),
         "title": contents.get("title") or "A fit by autosym",
         "invariance": words.invariance(ranges),
+        "started": words.started(ranges),
         "ranges": range_charts(history, schedule),
         "banks": [{"name": b["name"], "uris": [png(levels) for levels in b["pictures"]]} for b in contents.get("banks") or []],
         "figures": key_figures(contents),
