@@ -55,7 +55,8 @@ def test_harden_keeps_the_function(fit, data):
     hard = autosym.harden(fit, data, tolerance=0.0)
     assert not any(part.dropped for part in hard.hardening.parts)
     assert {(part.path, part.part) for part in hard.hardening.parts} == {
-        ("conv", "weights"), ("row mean", "weights"), ("cross", "weights"), ("low rank", "weights"), ("low rank", "bias"),
+        ("conv", "weights"), ("conv", "bias"), ("row mean", "weights"), ("row mean", "bias"), ("cross", "weights"),
+        ("low rank", "weights"), ("low rank", "bias"),
     }  # fmt: skip
     assert_close(hard(x), fit.model(x), rtol=1e-4, atol=1e-5)
     assert all(type(module).__module__.startswith("torch.nn") for module in hard.modules())

@@ -9,7 +9,7 @@ import pytest
 
 import autosym
 from autosym.answer import deadline
-from autosym.answer.deadline import EPOCHS, Deadline, Pace, TooShort
+from autosym.answer.deadline import EPOCHS, Deadline, Pace, TooShort, check
 from autosym.answer.plans import Outcome, Question, Run, planned
 from autosym.answer.routes import SHORT, Store
 from autosym.answer.search import Search
@@ -139,23 +139,39 @@ def test_runs_that_failed_early_say_nothing_of_how_fast_others_are(clock, tmp_pa
     assert watched.drift == pytest.approx(1.0, rel=0.1)
 
 
-@pytest.mark.parametrize("minutes", [0.001, 60.0])
-def test_what_cannot_be_done_in_time_is_said_before_the_start(minutes, tmp_path):
+def small(folder, minutes):
     form = {"width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
-    options = {"network": form, "epochs": 4, "seeds": 2, "batch_size": 16, "resume": tmp_path, "minutes": minutes}
+    options = {"network": form, "epochs": 4, "seeds": 2, "batch_size": 16, "resume": folder, "minutes": minutes}
+    return autosym.discover("f-fc+conv", pictures(), "translations", **options)
 
-    def discover():
-        return autosym.discover("f-fc+conv", pictures(), "translations", **options)
 
-    if minutes > 1:
-        answer = discover()
-    else:
-        with pytest.warns(TooShort, match=r"the shortest search takes about \d+ minutes, more than the 0.001 that"):
-            answer = discover()
-        with pytest.warns(TooShort):
-            other = discover()
-        assert [v.judgement for v in other.verdicts] == [v.judgement for v in answer.verdicts]
-        made = sum(json.loads(path.read_text())["seconds"] for path in tmp_path.glob("*/outcome.json"))
-        assert other.seconds > made > 0, "of all calls, not of the last"
-    assert any("shortest search" in note for note in answer.notes) == (minutes < 1)
+def test_far_too_few_minutes_are_refused_before_the_start(tmp_path):
+    said = r"takes about [\d.]+ minutes here, more than the 0.001 that were given: give [\d.]+ or more, or fewer samples$"
+    with pytest.raises(ValueError, match=said):
+        small(tmp_path, 0.001)
+    assert not list(tmp_path.iterdir()), "a call that is refused leaves nothing"
+
+
+def test_minutes_that_are_a_little_short_are_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 1.5 * self.seconds)
+    with pytest.warns(TooShort, match="even the shortest search takes about 0.3 minutes here, more than the 0.2") as said:
+        answer = small(tmp_path, 0.2)
+    assert len(said) == 1
+    assert not any("shortest search" in note for note in answer.notes), "it was said before the start"
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 10 * self.seconds)
+    other = small(tmp_path, 0.2)  # it was begun, so it is not refused
+    assert [v.judgement for v in other.verdicts] == [v.judgement for v in answer.verdicts]
+    made = sum(json.loads(path.read_text())["seconds"] for path in tmp_path.glob("*/outcome.json"))
+    assert other.seconds > made > 0, "of all calls, not of the last"
     assert (tmp_path / "decided.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("expected", "minutes"), [(1.0, "0.1"), (66.0, "1.1"), (599.0, "10"), (601.0, "11"), (7200.0, "120")], ids=str
+)
+def test_the_minutes_that_are_needed_are_named(expected, minutes):
+    with pytest.raises(ValueError, match=f"about {minutes} minutes here.*give {minutes} or more, .*or ask for one symmetry"):
+        check(0.4 * expected, expected, 3)
+    check(0.9 * expected, expected, 3)
+    with pytest.warns(TooShort, match=f"it goes on; to change that, give {minutes} or more, or fewer samples$"):
+        check(0.6 * expected, expected, 1)

@@ -325,6 +325,17 @@ def test_what_is_gone_on_with_is_not_begun_anew(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_values_in_plain_words(capsys, name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        commands.main([name, "--help"])
+    text = capsys.readouterr().out
+    assert "None" not in text
+    usage = text.splitlines()[0].split()
+    assert len(set(usage)) == len(usage), "two words of a call with one name"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_examples_that_are_real(capsys, name, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         commands.main([name, "--help"])

@@ -10,6 +10,7 @@ pytest.importorskip("rich")
 
 import autosym
 from autosym.answer import discovering
+from autosym.answer.deadline import Deadline
 from commands import bars, shown
 
 
@@ -50,12 +51,16 @@ def test_the_answer_is_printed_and_written_and_again_at_once(capsys, file, tmp_p
 
 
 @pytest.mark.usefixtures("few")
-def test_minutes_that_are_too_few_are_said_before_the_start(capsys, file, tmp_path):
+def test_minutes_that_are_too_few_are_said_before_the_start(capsys, file, tmp_path, monkeypatch):
     arguments = ("discover", file, "--symmetries", "translations", "--seeds", "2", "--minutes", "0.001", "--out")
-    _, err = shown(capsys, *arguments, tmp_path / "r")
-    assert err.startswith("autosym: the shortest search takes about ")
+    assert shown(capsys, *arguments, tmp_path / "r", status=1).err.startswith("autosym: even the shortest search takes about ")
+    assert not (tmp_path / "r").exists()
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 1.5 * self.seconds)
+    text, err = shown(capsys, *arguments, tmp_path / "r")
+    assert err.startswith("autosym: even the shortest search takes about ")
     assert err.count("\n") == 1
-    assert shown(capsys, *arguments, tmp_path / "r", "--quiet").err == ""
+    assert "shortest search" not in text
+    assert shown(capsys, *arguments, tmp_path / "s", "--quiet").err == ""
 
 
 def test_what_is_wrong_is_said(capsys, file, tmp_path):

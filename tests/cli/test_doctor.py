@@ -40,6 +40,24 @@ def test_more_threads_than_cores_are_wrong(monkeypatch, threads, sound):
     assert doctor._hardware()[0].sound is sound
 
 
+def test_the_numbers_are_tested_in_one_thread_and_few_epochs(monkeypatch):
+    """On a busy machine the fit alone took five seconds: small steps in several threads wait for each other."""
+    seen, before, made = [], doctor.torch.get_num_threads(), doctor.fitted
+
+    def fitted(*arguments, **options):
+        seen.append((doctor.torch.get_num_threads(), options["epochs"]))
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(doctor, "fitted", fitted)
+    doctor.torch.set_num_threads(2)
+    try:
+        assert all(check.sound for check in doctor._numbers())
+        assert doctor.torch.get_num_threads() == 2
+    finally:
+        doctor.torch.set_num_threads(before)
+    assert seen == [(1, 10)]
+
+
 def test_a_folder_that_cannot_be_written_is_named(monkeypatch):
     def refused(dir):
         raise PermissionError(13, "Permission denied")

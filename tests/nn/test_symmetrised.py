@@ -223,6 +223,16 @@ def test_ranges_are_in_units():
     assert found["x-translation"].unit == "pixels"
     assert found["x-scale"].value == pytest.approx(math.exp(0.5), rel=1e-5)
     assert str(found["rotation"]) == "rotation ±45 degrees"
+    model.transformations.raw.data += 0.1
+    found = ranges(model)
+    assert found["x-scale"].value > found["x-scale"].start
+    assert [found[name].started for name in ("rotation", "x-translation", "x-scale")] == [
+        "rotation ±45 degrees",
+        "x-translation ±1 pixels",
+        "x-scale by up to 1.65",
+    ]
+    fixed = ranges(symmetrise(nn.Identity(), {"rotation": 1.0}, learn=False))["rotation"]
+    assert (fixed.start, fixed.started) == (None, ""), "which is not learned"
     two = nn.Sequential(symmetrise(nn.Identity(), "rotation"), symmetrise(nn.Identity(), "shear"))
     assert set(ranges(two)) == {"0.transformations.rotation", "1.transformations.shear"}
 

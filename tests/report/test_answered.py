@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
+import autosym
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.margins import Margin
 from autosym.answer.symmetrising import Gain, Opinion
@@ -52,6 +53,12 @@ def test_the_headline_is_the_verdict_in_one_plain_sentence(judgements, sentence)
     assert sentence in page.text
 
 
+def test_an_answer_by_its_name_is_one_short_line():
+    found = answer(verdict("c4", "yes"), verdict("translations", "no"))
+    assert repr(found) == "<Answer: c4: yes, translations: no; 20 fits on 500 samples>"
+    assert "breaking gains" in str(found), "print shows the table"
+
+
 def test_a_no_by_moved_data_says_so():
     found = answer(verdict("c4", "no", breaking=Margin(38.0, 74.0, 4), moved=0.0025), verdict("c2", "yes", moved=0.4))
     page = Page(answered.html(found.as_dict()))
@@ -84,6 +91,11 @@ def test_the_page_holds_all_that_was_found():
     ):
         assert words in page.text
     assert "autosym discover x" in page.text
+
+
+def test_a_page_made_from_python_names_the_version(tmp_path):
+    page = Page(answer(verdict("c4", "yes")).report(tmp_path).read_text())
+    assert f"Made by autosym {autosym.__version__}." in page.text
 
 
 def test_words_of_others_are_escaped_and_nothing_is_fetched(tmp_path):

@@ -63,7 +63,7 @@ def test_the_network_as_it_was_given_is_measured_beside_the_fitted_one(trained):
     assert rows["c4"]["given"] != rows["c4"]["error"]
     shown = Page(page.html(said))
     assert [float(v) for v in shown.values["equivariance.given"]][: len(before)] == [row["given"] for row in rows.values()]
-    assert "“Was” is the error of the network as it was given" in shown.text
+    assert "“Was” is the error of the same layer with the weights that were given." in shown.text
     fit.check_weights()
     assert autosym.fit(small(), images(), epochs=1, burn_in=0, every=1).given == {}
 

@@ -109,6 +109,29 @@ def test_what_is_not_known_is_a_dash():
     assert "conv –" in text
 
 
+def test_rows_of_equivariance_say_what_is_compared_and_what_is_rounding():
+    def row(layer, compared, error, given):
+        return {"layer": layer, "kind": "Kind", "group": "shifts", "compared": compared, "error": error, "given": given}
+
+    errors = [
+        row("", "invariant", 0.25, 0.5),
+        row("a", "map", 3e-7, 0.0),
+        row("b", "map", 3e-7, 0.1),
+        row("c", "map", math.nan, 0.1),
+    ]
+    found = page.equivariance(findings.finite(errors))
+    assert [(one["layer"], one["compared"], one["cells"][0]["rounding"]) for one in found["rows"]] == [
+        ("", "should stay the same", False),
+        ("a", "should move along", True),
+        ("b", "should move along", False),
+    ], "a row without an error cannot be read"
+    text = Page(page.html({"symmetry": Symmetry((path(),)).as_dicts(), "equivariance": errors})).text
+    assert "a Kind, should move along no measurable error b Kind" in text
+    assert "Each row compares what a layer returns for an image with what it returns for the moved image" in text
+    assert "An error that fell does not say that a layer became stricter" in text
+    assert "An error that fell" not in Page(page.html({"symmetry": [], "equivariance": [errors[0] | {"given": None}]})).text
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, "–"), (0.0, "0"), (1.0, "1.00"), (-2.0623, "−2.06"), (12345.6, "12\u202f346"), (1e-8, "1.00 × 10⁻⁸"),

@@ -177,7 +177,7 @@ def test_a_network_that_stayed_convolutional_comes_back_as_it_was(name):
 def test_a_free_path_in_use_is_not_dropped():
     model, x = relaxed("sequential")
     hard = autosym.harden(model, (x, labels()), tolerance=0.05)
-    assert all(part.change > 0.05 for part in hard.hardening.parts if not part.dropped)
+    assert all(part.change > 0.05 for part in hard.hardening.parts if not (part.dropped or part.stays))
     assert not [part for part in hard.hardening.parts if part.dropped and part.part == "weights"]
     assert hard.hardening.cost.change <= 0.05
 
@@ -190,12 +190,14 @@ def test_the_printed_table_says_what_its_numbers_are():
     done = [row.split()[-1] for row in rows[: len(record.parts)]]
     assert done == ["dropped" if part.dropped else "kept" for part in record.parts]
     assert set(done) == {"dropped", "kept"}
+    assert [row.endswith("-  always kept") for row in rows[: len(record.parts)]] == [part.stays for part in record.parts]
+    assert any(part.stays for part in record.parts)
 
 
 def test_what_is_dropped_together_stays_within_the_tolerance():
     model, x = relaxed("vgg")
     alone = autosym.harden(model, (x, labels()), tolerance=0.0).hardening
-    tolerance = min(0.9, 1.01 * max(part.change for part in alone.parts if part.part == "bias"))
+    tolerance = min(0.9, 1.01 * max(part.change for part in alone.parts if part.part == "bias" and not part.stays))
     record = autosym.harden(model, (x, labels()), tolerance=tolerance).hardening
     candidates = [part for part in record.parts if part.change <= tolerance]
     dropped = [part for part in candidates if part.dropped]
@@ -231,6 +233,8 @@ def test_a_fit_is_judged_by_effective_parameters(free):
             shares[part.layer, part.path] += part.share
     table = {(p.layer, p.path): p.share for p in fit.symmetry() if p.path == "f-fc"}
     assert shares == pytest.approx(table)
+    whole = {layer: sum(part.share for part in hard.hardening.parts if part.layer == layer) for layer, _ in shares}
+    assert whole == pytest.approx(dict.fromkeys(whole, 1.0)), "biases that stay are parts too"
     assert_close(autosym.harden(fit, (x, labels(24)), tolerance=0.0)(x), model(x), rtol=1e-4, atol=1e-5)
 
 

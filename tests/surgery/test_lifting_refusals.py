@@ -164,7 +164,12 @@ def test_layers_that_have_no_form_over_shifts(middle, message):
         ({"group": "c4", "weights": "projected", "match": "parameters"}, "weights='projected' needs as many channels"),
         ({"group": "translations", "match": "parameters"}, "translations keep the trained weights and widths"),
         ({"group": "c4", "example": images(8, width=6)}, "c4 turns images, so they must be square, but this one is 8x6"),
-        ({"group": "c4", "example": images()[0]}, r"example must be a small batch of images \(B, C, H, W\)"),
+        ({"group": "c4", "example": images()[0]}, r"inputs are \(3, 8, 8\).*this is one sample; give a batch, x\[:2\]"),
+        ({"group": "c4", "example": images().movedim(1, -1)}, r"their channels are last; use x\.movedim\(-1, 1\)"),
+        (
+            {"group": "c4", "example": torch.zeros(2, 3, 8, 8, dtype=torch.long)},
+            "example must be a small batch of images .B, C, H, W.",
+        ),
         ({"group": "c4", "example": images(channels=2)}, r"the model does not take the example, \(2, 2, 8, 8\); torch says"),
     ],
     ids=str,

@@ -56,19 +56,21 @@ def test_parametrised_tied_lazy_half_and_quantised_models():
 
 def test_one_sample_in_place_of_a_batch_says_how_to_make_one():
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(72, 3))
+    refused(r"inputs are \(1, 6, 6\), but 0 .Conv2d.*expects \(B, 1, H, W\): this is one sample", model, torch.randn(1, 6, 6))
+    refused(r"inputs are \(6, 6\).*use x\[None, None\] for one map", model, torch.randn(6, 6))
+    refused("give inputs with 1 channels, or a model that takes 3", model, torch.randn(2, 3, 6, 6))
+    refused("this is one sample", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), torch.randn(1, 6, 6))
+    refused("this is one sample", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(0)), torch.randn(1, 6, 6))
     message = r"does not take the example, \({}\): give a small batch \(B, ...\) of its inputs, or one sample as sample\[None\]"
-    refused(message.format("1, 6, 6"), model, torch.randn(1, 6, 6))
-    refused(message.format("6, 6"), model, torch.randn(6, 6))
-    refused("to have 1 channels, but got 3", model, torch.randn(2, 3, 6, 6))
+    refused(message.format("2, 5"), nn.Linear(4, 3), torch.randn(2, 5))
 
 
 def test_outputs_examples_and_models_that_do_not_suit():
     refused("must return .B, outputs.", nn.Conv2d(1, 2, 3), torch.randn(2, 1, 6, 6))
-    refused("must return .B, outputs.", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), torch.randn(1, 6, 6))
     refused("one tensor of floating point", LeNet(), torch.zeros(2, 1, 16, 16, dtype=torch.uint8))
     refused("example is empty", LeNet(), torch.zeros(0, 1, 16, 16))
     refused("one tensor of floating point", nn.Linear(4, 2), torch.zeros(4))
-    refused("is example one sample instead of a batch", nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(0)), torch.randn(1, 6, 6))
+    refused("is example one sample instead of a batch", nn.Sequential(nn.Linear(4, 2), nn.Flatten(0)), torch.randn(3, 4))
     with pytest.raises(TypeError, match="the model is a int"):
         autosym.relax(3, torch.zeros(2, 3))
     with pytest.raises(TypeError, match="paths is None: name the free path"):

@@ -137,8 +137,10 @@ def test_symmetry_and_report_say_what_was_learned(tmp_path):
     pytest.importorskip("jinja2")
     fitted = fit(model())
     degrees = symmetrised.ranges(fitted.model)["rotation"].value
-    first, evidence, second = str(fitted.symmetry()).splitlines()
+    first, start, evidence, second = str(fitted.symmetry()).splitlines()
     assert first == f"averaged over rotation ±{degrees:.3g} degrees"
+    begun = f"started from rotation ±{fitted.model.ranges()['rotation'].start:.3g} degrees: another start may end elsewhere"
+    assert start == begun
     assert evidence.startswith("log evidence -")
     assert second.startswith("Caution: Nothing is established yet: ")
     contents = findings.contents(fitted)
@@ -148,6 +150,7 @@ def test_symmetry_and_report_say_what_was_learned(tmp_path):
     text = fitted.report(tmp_path / "report.html").read_text()
     assert f"The network averages over rotation ±{degrees:.3g} degrees." in text
     assert "Learned ranges of transformations" in text
+    assert f"Ranges {begun}." in text
     plain = fit(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
     assert "Learned ranges" not in plain.report(tmp_path / "plain.html").read_text()
 

@@ -143,6 +143,10 @@ class Answer:
         own = [candidate for candidate in self.candidates if candidate.network == self.recipe.get("network")]
         return own[0] if own else max(self.candidates, key=lambda candidate: candidate.log_evidence)
 
+    def __repr__(self) -> str:
+        judged = ", ".join(f"{verdict.symmetry}: {verdict.judgement}" for verdict in self.verdicts)
+        return f"<Answer: {judged}; {sum(candidate.runs for candidate in self.candidates)} fits on {self.samples} samples>"
+
     def __str__(self) -> str:
         rows = [("symmetry", "there?", "breaking gains", "the tie is worth", "")]
         for v in self.verdicts:

@@ -10,6 +10,7 @@ so that one that was stopped goes on as if it had not been.
 
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,11 +33,14 @@ BESIDE: dict[Stage, float] = {
 TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each about as long as the run
 PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
 TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
+REFUSED = (
+    2.0  # times what was asked for: what is expected to take longer is not begun. A busy machine may double what was measured
+)
 OPINIONS = 2.0  # times ``beside`` for each second opinion, and for the best network
 
 
 class TooShort(UserWarning):
-    """Even the shortest search takes longer than the minutes that were given."""
+    """Even the shortest search takes longer than the minutes that were given, but not so much that it is refused."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ class Deadline:
     drift: float = 1.0
     spent: float = 0.0  # of the budget
     calls: int = 0
-    note: str = ""
 
     def expected(self, epochs: int) -> float:
         """Seconds of all that is sure to be made, if a fit has so many epochs."""
@@ -168,9 +171,15 @@ class Deadline:
         return found
 
 
-def shortened(seconds: float, expected: float) -> str:
-    """What to say if the shortest plan takes longer than was asked for."""
-    return (
-        f"the shortest search takes about {math.ceil(expected / 60)} minutes, more than the {seconds / 60:g} that were given: ask for "
-        "fewer symmetries, or take fewer or smaller images"
-    )
+def check(seconds: float, expected: float, symmetries: int) -> None:
+    """Say before the start that the shortest plan takes longer than was asked for; refuse it if it takes far longer."""
+    if expected <= TOLERATED * seconds:
+        return
+    minutes = math.ceil(expected / 6) / 10 if expected < 600 else math.ceil(expected / 60)
+    fewer = ", or ask for one symmetry" if symmetries > 1 else ""
+    said = f"even the shortest search takes about {minutes:g} minutes here, more than the {seconds / 60:g} that were given: "
+    how = f"give {minutes:g} or more, or fewer samples{fewer}"
+    if expected > REFUSED * seconds:
+        raise ValueError(f"{said}{how}")
+    if processes.first():
+        warnings.warn(f"{said}it goes on; to change that, {how}", TooShort, stacklevel=4)

@@ -9,7 +9,6 @@ opinion      the best network that breaks a symmetry, averaged over its group: a
 import copy
 import math
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from autosym.answer import margins, moving, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
-from autosym.answer.deadline import TOLERATED, Deadline, Pace, TooShort, shortened
+from autosym.answer.deadline import Deadline, Pace, check
 from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import Built, Given, checked, seeded
 from autosym.answer.margins import FEW
@@ -32,6 +31,7 @@ from autosym.answer.search import Finding, Search
 from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
+from autosym.curvature import input_shapes
 from autosym.evidence import laplace
 from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
@@ -65,8 +65,8 @@ def discover(
     form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...).
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``); a warning says
-    beforehand if even the shortest search takes longer. ``seeds``: of long runs.
+    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``). If even the
+    shortest search takes longer, a warning says so beforehand; if it takes twice as long, it is refused. ``seeds``: of long runs.
     ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
     goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
     With torchrun, processes share the runs.
@@ -77,8 +77,9 @@ def discover(
     x, samples, outputs = _looked_at(data, schedule.batch_size)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
-    names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
-    networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
+    with input_shapes.explained(model, x):
+        names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
+        networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
     settings |= {"options": sorted(more), "likelihood": likelihood.name}
@@ -99,20 +100,16 @@ def discover(
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
-    notes = () if deadline is None or not deadline.note else (deadline.note,)
-    return _answer(search, fitter, verdicts, recipe, begun, notes)
+    return _answer(search, fitter, verdicts, recipe, begun)
 
 
-def _answer(
-    search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float, more: Sequence[str] = ()
-) -> Answer:
+def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float) -> Answer:
     """The verdicts with the candidates, and the best of them as a fit."""
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
     notes = (
         *fitter.networks.notes,
-        *more,
         *_shortened(fitter.plan.part("long"), fitter.schedule.epochs),
         *_idle(*search.idle()),
     )
@@ -191,15 +188,14 @@ def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float
 def _within(
     fitter: Fitter, seconds: float, budget: float, begun: float, forecast: Forecast, weights: float, passed: float
 ) -> Deadline:
-    """What keeps the search within so many seconds: gives the fitter its epochs, and says if even the shortest search takes longer."""
+    """What keeps the search within so many seconds: gives the fitter its epochs. One that takes far longer is refused, if not yet begun."""
     deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, weights, passed), seconds, begun, budget)
     fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=deadline.epochs()))
     fitter.work.clear()
     expected = deadline.expected(fitter.schedule.epochs)
     forecast.each = expected / max(forecast.total, 1e-9)
-    if expected > TOLERATED * seconds and processes.first():
-        deadline.note = shortened(seconds, expected)
-        warnings.warn(deadline.note, TooShort, stacklevel=3)
+    if not fitter.store.begun:
+        check(seconds, expected, len(fitter.networks.questions))
     return deadline
 
 
@@ -223,8 +219,10 @@ def _looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
         first, count = x if first is None else first, count + len(x)
         most = max(most, int(y.max()) + 1 if not y.is_floating_point() else (y.shape[1] if y.dim() > 1 else 1))
     if first is None or first.dim() != 4:
-        shape = "none" if first is None else tuple(first.shape)
-        raise ValueError(f"discover takes images (B, C, H, W) with targets, got {shape}: give a pair of tensors, or a dataset")
+        shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{input_shapes.mended(first.shape)}; ")
+        raise ValueError(
+            f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset"
+        )
     return first[:8], size_of(data) or count, most
 
 

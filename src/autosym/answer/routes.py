@@ -76,11 +76,12 @@ class Store:
         self.ends: dict[str, End] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.begins: dict[File, Any] = {}
+        self.begun = folder is not None and (folder / "settings.json").exists()
         if folder is None:
             return
         path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
         self.begins[path] = wanted
-        if path.exists():
+        if self.begun:
             known = _read(path)
             other = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
             if other:

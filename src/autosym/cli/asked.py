@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.conf import Positional
 
 from autosym.answer import routes
 from autosym.papers.measuring import CHECKPOINT
@@ -57,6 +58,24 @@ class Printing:
 
 Print = Annotated[Printing, tyro.conf.arg(name="")]
 ALL = Printing()
+
+
+def _maybe(name: str) -> Any:
+    """What may be left out, by its ``name`` in help: tyro's own would be "{None}|INT" with "(default: None)"."""
+    return tyro.conf.arg(metavar=name, help_behavior_hint="")
+
+
+DataFile = Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]]
+ModelFile = Positional[Annotated[Path, tyro.conf.arg(metavar="MODEL")]]
+RunFolder = Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+Name = Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
+MaybeData = Positional[Annotated[Path | None, _maybe("[DATA]")]]
+MaybeRun = Positional[Annotated[Path | None, _maybe("[OTHER]")]]
+MaybeInt = Annotated[int | None, _maybe("INT")]
+MaybeFloat = Annotated[float | None, _maybe("FLOAT")]
+MaybeName = Annotated[str | None, _maybe("NAME")]
+MaybePath = Annotated[Path | None, _maybe("PATH")]
+Size = Annotated[str | None, _maybe("HEIGHTxWIDTH")]
 
 
 def refuse_overwriting(folders: Iterable[Path], force: bool, resume: bool | None = None) -> None:

@@ -23,7 +23,24 @@ from tyro.conf import Positional
 from autosym.answer.deadline import TooShort
 from autosym.answer.routes import OtherSearch
 from autosym.cli import own_images, own_trajectories, published
-from autosym.cli.asked import ALL, SEARCH, Misused, Print, holds_run, refuse_overwriting, replacing, saying
+from autosym.cli.asked import (
+    ALL,
+    SEARCH,
+    DataFile,
+    MaybeFloat,
+    MaybeInt,
+    MaybePath,
+    MaybeRun,
+    Misused,
+    ModelFile,
+    Print,
+    RunFolder,
+    Size,
+    holds_run,
+    refuse_overwriting,
+    replacing,
+    saying,
+)
 from autosym.cli.doctor import examined
 from autosym.cli.tries import TRIES
 from autosym.evidence.record import in_words
@@ -105,15 +122,15 @@ def _how_to_go_on(arguments: list[str]) -> str:
 
 
 def discover(
-    data: Positional[Path],
+    data: DataFile,
     out: Path = Path("runs/discover"),
     symmetries: tuple[str, ...] = ("translations", "c4", "flip-horizontal"),
     model: str = "f-fc+conv",
-    minutes: float | None = None,
-    budget: float | None = None,
+    minutes: MaybeFloat = None,
+    budget: MaybeFloat = None,
     seeds: int = 3,
-    size: str | None = None,
-    classes: int | None = None,
+    size: Size = None,
+    classes: MaybeInt = None,
     test: float = 0.0,
     force: bool = False,
     printing: Print = ALL,
@@ -128,7 +145,7 @@ def discover(
         symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical.
         model: the free path beside convolutions: f-fc+conv or where+conv.
         minutes: about how long all of it may take; networks are trained for fewer epochs if need be. If even the shortest search takes
-            longer, it says so before it starts.
+            longer, it says so before it starts; if it takes twice as long, it is refused.
         budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
         seeds: how many seeds long runs have.
         size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
@@ -161,15 +178,15 @@ def discover(
 
 
 def fit(
-    data: Positional[Path],
+    data: DataFile,
     out: Path = Path("runs/fit"),
     model: str = "f-fc+conv",
-    epochs: int | None = None,
+    epochs: MaybeInt = None,
     seed: int = 0,
-    size: str | None = None,
-    classes: int | None = None,
+    size: Size = None,
+    classes: MaybeInt = None,
     test: float = 0.0,
-    lr: float | None = None,
+    lr: MaybeFloat = None,
     tries: int = TRIES,
     simplify: bool = True,
     resume: bool = False,
@@ -230,10 +247,10 @@ def fit(
 
 
 def audit(
-    model: Positional[Path],
-    data: Positional[Path],
+    model: ModelFile,
+    data: DataFile,
     groups: tuple[str, ...] = (),
-    size: str | None = None,
+    size: Size = None,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     samples: int = 64,
@@ -296,9 +313,9 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def report(
-    run: Positional[Path],
-    other: Positional[Path | None] = None,
-    out: Path | None = None,
+    run: RunFolder,
+    other: MaybeRun = None,
+    out: MaybePath = None,
     compare: tuple[Path, ...] = (),
     printing: Print = ALL,
 ) -> None:

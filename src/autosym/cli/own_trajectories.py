@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tyro.conf import Positional
 
-from autosym.cli.asked import ALL, Print, refuse_overwriting
+from autosym.cli.asked import ALL, MaybeData, MaybeInt, MaybeName, MaybePath, Print, refuse_overwriting
 from autosym.noether import Discovery, Search, discover, systems
 from autosym.papers.measuring import write
 from autosym.report import conserved
@@ -27,14 +26,14 @@ DEMOS = {
 
 
 def noether(
-    data: Positional[Path | None] = None,
-    demo: str | None = None,
+    data: MaybeData = None,
+    demo: MaybeName = None,
     space: int = 1,
-    quantities: int | None = None,
-    points: int | None = None,
+    quantities: MaybeInt = None,
+    points: MaybeInt = None,
     seed: int = 0,
-    plot: Path | None = None,
-    out: Path | None = None,
+    plot: MaybePath = None,
+    out: MaybePath = None,
     force: bool = False,
     printing: Print = ALL,
 ) -> None:
@@ -45,7 +44,7 @@ def noether(
         demo: instead of data, a system with a known answer: oscillator, two-oscillators, pendulum or three-bodies.
         space: dimensions of the space in which bodies move; used to name the quantities.
         quantities: how many to look for at once (2 n^2 by default), or at most if n > 2 (24 by default).
-        points: how many states to learn from.
+        points: how many states to learn from (40 by default, 60 if n > 2).
         seed: random seed of the states, the features and the starts.
         plot: also draw singular values and generators to this file.
         out: also write result.json and report.html to this folder.

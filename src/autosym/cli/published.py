@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.conf import Positional
 
-from autosym.cli.asked import ALL, Print, Printing, refuse_overwriting
+from autosym.cli.asked import ALL, MaybeInt, MaybeName, MaybePath, Name, Print, Printing, refuse_overwriting
 from autosym.evidence.record import per_sample
 from autosym.papers import basis as basis_functions
 from autosym.papers import (
@@ -44,12 +43,12 @@ TABLES: dict[str, Any] = {"1": table1, "2": table2, "3": table3}
 
 
 def demo(
-    out: Path | None = None,
+    out: MaybePath = None,
     fits: bool = False,
     groups: bool = False,
     basis: bool = False,
-    jobs: int | None = None,
-    epochs: int | None = None,
+    jobs: MaybeInt = None,
+    epochs: MaybeInt = None,
     force: bool = False,
     printing: Print = ALL,
 ) -> None:
@@ -141,15 +140,15 @@ def _demo_groups(out: Path, epochs: int | None, force: bool, printing: Printing)
 class Changes:
     """Settings that replace those of the experiment."""
 
-    epochs: int | None = None
+    epochs: MaybeInt = None
     """replaces the experiment's number of epochs."""
-    seed: int | None = None
+    seed: MaybeInt = None
     """replaces the experiment's seed."""
-    samples: int | None = None
+    samples: MaybeInt = None
     """train on so many samples (tables 1 to 3 only)."""
-    integrator: str | None = None
+    integrator: MaybeName = None
     """midpoint, or euler as published (noether only)."""
-    substeps: int | None = None
+    substeps: MaybeInt = None
     """steps of the integrator in one step of the data (noether only)."""
 
     def given(self) -> dict[str, Any]:
@@ -167,13 +166,13 @@ class Changes:
 
 
 def run(
-    name: Positional[str],
+    name: Name,
     all: bool = False,
     seeds: int = 1,
     changes: Annotated[Changes, tyro.conf.arg(name="")] = Changes(),  # noqa: B008 (frozen)
-    out: Path | None = None,
+    out: MaybePath = None,
     results: Path = images.RESULTS,
-    data_dir: Path | None = None,
+    data_dir: MaybePath = None,
     resume: bool = False,
     force: bool = False,
     jobs: int = 1,
@@ -298,7 +297,7 @@ def _words(row: Mapping[str, Any]) -> str:
     return f"test accuracy {row['accuracy']:.2f} +- {row['standard_error']:.2f} %, {evidence}{row['seconds']:.0f} s"
 
 
-def table(name: Positional[str], results: Path | None = None, figure: Path | None = None, printing: Print = ALL) -> None:
+def table(name: Name, results: MaybePath = None, figure: MaybePath = None, printing: Print = ALL) -> None:
     """Print a table from results: the papers' numbers beside ours, or quadrant-digits after autosym demo --fits.
 
     Args:

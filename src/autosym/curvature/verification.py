@@ -132,8 +132,13 @@ def check_factors(factors: Mapping[tuple[str, str], Tensor]) -> None:
             check_factor(name, letter, factor)
 
 
-def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> Verified:
-    """Refuse a model, a few samples and a likelihood that do not fit together. An error in one process is an error in all."""
+def verified(
+    model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, targets: Tensor | None = None, known: str = ""
+) -> Verified:
+    """Refuse a model, a few samples and a likelihood that do not fit together. An error in one process is an error in all.
+
+    ``targets`` are all that are at hand, those of these samples by default; an error about them says ``known`` of them.
+    """
     refuse_batch_dependence(model)
     squares: dict[str, Tensor] = {}
     see = lambda name, path, x: squares.__setitem__(name, path.columns(x).square().sum())  # noqa: E731
@@ -146,11 +151,20 @@ def verified(model: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood) -> 
             f = recorded.detach()
             for name, square in squares.items():
                 check_factor(name, "A", square)
-            likelihood.check(f.shape[1], y)
+            _check_targets(likelihood, f.shape[1], y if targets is None else targets, known)
             likelihood.check_outputs(f, model)
             for names, rows in tape.backward(recorded, _root(likelihood, f, y).to(f)[:, :, 0]):
                 check_factor(", ".join(names), "G", rows.square().sum())
     return found
+
+
+def _check_targets(likelihood: Likelihood, outputs: int, targets: Tensor, known: str) -> None:
+    try:
+        likelihood.check(outputs, targets)
+    except ValueError as error:
+        if not known:
+            raise
+        raise ValueError(f"{error} ({known})") from error
 
 
 def _root(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:

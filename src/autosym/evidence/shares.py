@@ -131,7 +131,8 @@ class Symmetry:
 
     def __str__(self) -> str:
         said = [f"averaged over {'; '.join(map(str, self.ranges))}"] if self.ranges else []
-        if self.paths or not said:
+        said += filter(None, [symmetrised.started(found.started for found in self.ranges)])
+        if self.paths or not self.ranges:
             said.append(self._table())
         if self.evidence:
             said.append(in_words(float(self.evidence.log_evidence), self.evidence.samples))

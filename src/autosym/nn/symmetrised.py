@@ -9,7 +9,7 @@ the rest of its batch, and evidence at fixed draws is a differentiable function.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -46,16 +46,27 @@ LARGEST = 4096  # most pixels of an image whose resampling is stored as a matrix
 
 @dataclass(frozen=True)
 class Range:
-    """The range of one transformation: ``width`` is eta, and ``value`` is the same range in ``unit``."""
+    """The range of one transformation: ``width`` is eta, and ``value`` is the same range in ``unit``.
+
+    ``start`` is the value that learning starts from, on which it depends where the evidence is flat; None if it is not learned.
+    """
 
     name: str
     width: float
     value: float
     unit: str
+    start: float | None = None
 
     def __str__(self) -> str:
-        much = f"by up to {self.value:.3g}" if self.unit == "factor" else f"±{self.value:.3g} {self.unit}"
-        return f"{self.name} {much}"
+        return self._of(self.value)
+
+    @property
+    def started(self) -> str:
+        """The range that learning starts from; nothing if it is not learned."""
+        return "" if self.start is None else self._of(self.start)
+
+    def _of(self, value: float) -> str:
+        return f"{self.name} by up to {value:.3g}" if self.unit == "factor" else f"{self.name} ±{value:.3g} {self.unit}"
 
 
 class Transformations(nn.Module):
@@ -91,6 +102,7 @@ class Transformations(nn.Module):
         self.kept: dict[tuple[int, ...], Tensor] = {}  # the memory of draws of each shape
         self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
+        self.start = tuple(start.tolist())
         # A hyperparameter, not a weight: it is frozen, so optimisers of weights, priors and curvature ignore it.
         self.raw = nn.Parameter((start + torch.log(-torch.expm1(-start))).float(), requires_grad=False)
         self.register_buffer("generators", _generators(self.names), persistent=False)
@@ -168,7 +180,8 @@ class Transformations(nn.Module):
     def ranges(self) -> dict[str, Range]:
         """The widths by name, in degrees, pixels (if images were seen) and factors."""
         half = max(self.size) / 2 if self.size else None
-        return {name: _range(name, w, half) for name, w in zip(self.names, self.widths().detach().tolist(), strict=True)}
+        found = zip(self.names, self.widths().detach().tolist(), self.start, strict=True)
+        return {name: _range(name, width, half, start if self.learn else None) for name, width, start in found}
 
     def extra_repr(self) -> str:
         return f"{', '.join(map(str, self.ranges().values())) or 'none'}; samples={self.samples}"
@@ -274,8 +287,14 @@ def ranges(model: nn.Module) -> dict[str, Range]:
 
 
 def described(model: nn.Module) -> list[dict[str, Any]]:
-    """Every range in a model, ready for JSON: name, width, value, unit, and a readable text."""
-    return [asdict(found) | {"name": name, "text": str(found)} for name, found in ranges(model).items()]
+    """Every range in a model, ready for JSON: name, width, value, unit, start, and readable texts."""
+    return [asdict(r) | {"name": name, "text": str(r), "started": r.started} for name, r in ranges(model).items()]
+
+
+def started(texts: Iterable[str]) -> str:
+    """What learned ranges started from, by the ``texts`` of each, and what that means: nothing if none is learned."""
+    known = [text for text in texts if text]
+    return f"started from {', '.join(known)}: another start may end elsewhere" if known else ""
 
 
 class Augmentation(nn.Module):
@@ -342,9 +361,15 @@ def _generators(names: tuple[str, ...]) -> Tensor:
     return G
 
 
-def _range(name: str, width: float, half: float | None) -> Range:
+def _range(name: str, width: float, half: float | None, start: float | None) -> Range:
+    unit, in_unit = _unit(name, half)
+    return Range(name, width, in_unit(width), unit, None if start is None else in_unit(start))
+
+
+def _unit(name: str, half: float | None) -> tuple[str, Callable[[float], float]]:
+    """The unit of a range, and what a width is in it."""
     if name == "rotation":
-        return Range(name, width, math.degrees(width), "degrees")
+        return "degrees", math.degrees
     if name.endswith("translation"):
-        return Range(name, width, width * (half or 1.0), "pixels" if half else "units of the coordinates")
-    return Range(name, width, math.exp(width), "factor")
+        return "pixels" if half else "units of the coordinates", lambda width: width * (half or 1.0)
+    return "factor", math.exp

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autosym.nn.symmetrised import Symmetrised, symmetrise
+from autosym.nn.symmetrised import Symmetrised, started, symmetrise
 from autosym.papers import datasets, measuring
 from autosym.papers.measuring import train_and_measure, write
 from autosym.report.drawing import print_table
@@ -82,7 +82,13 @@ def run_all(out: Path, epochs: int | None = None, seed: int | None = None, progr
     with workers(min(len(runs), os.cpu_count() or 1)) as pool:
         results = list(pool.map(partial(_execute, progress), runs, [out / run.task for run in runs]))
     rows = [
-        {"variant": r["row"]["task"], "degrees": r["ranges"][0]["value"], **r["row"], "cautions": r["cautions"]}
+        {
+            "variant": r["row"]["task"],
+            "degrees": r["ranges"][0]["value"],
+            "started": r["ranges"][0]["started"],
+            **r["row"],
+            "cautions": r["cautions"],
+        }
         for r in results
     ]
     summary = {"rows": rows, "configs": [result["config"] for result in results], "provenance": provenance()}
@@ -111,6 +117,7 @@ def show(summary: Mapping[str, Any]) -> None:
     ]
     columns = ("variant", "turned by (degrees)", "learned range (degrees)", "test accuracy (%)", "log evidence / N", "seconds")
     print_table("How much rotation do the data ask for?", columns, rows)
+    print(f"All {started(dict.fromkeys(row['started'] for row in summary['rows']))}.")
     for row in summary["rows"]:
         for caution in row["cautions"]:
             print(f"Caution, {row['variant']}: {caution}")

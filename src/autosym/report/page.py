@@ -13,12 +13,14 @@ from autosym.report import charts, words
 from autosym.report.curves import bounded, curves, precisions, range_charts
 from autosym.report.drawing import by_layer, css_class, legend
 from autosym.report.findings import PICTURES, decided, finite
+from autosym.runtime.provenance import VERSION
 
 NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # weights of filters; visible on light and on dark
 LAYERS = 16  # with more layers than this, each shows fewer pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; other data have no name
 HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # others keep their own names
-COMPARED = {"invariant": "stays the same", "map": "moves along", "lifted map": "moves along, fields permuted"}
+COMPARED = {"invariant": "should stay the same", "map": "should move along", "lifted map": "should move along, fields permuted"}
+MEASURABLE = 1e-5  # an equivariance error that is not larger is rounding
 
 
 def html(contents: Mapping[str, Any]) -> str:
@@ -37,6 +39,7 @@ def rendered(template: str, shown: Mapping[str, Any]) -> str:
     )
     shown_as = {"number": number, "percent": percent, "nats": in_nats, "figure": figure, "css": css_class}
     environment.filters |= shown_as
+    environment.globals["version"] = VERSION
     return environment.get_template(template).render(shown)
 
 
@@ -56,6 +59,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
         "cautions": words.cautions(found),
         "title": contents.get("title") or "A fit by autosym",
         "invariance": words.invariance(ranges),
+        "started": words.started(ranges),
         "ranges": range_charts(history, schedule),
         "banks": [{"name": b["name"], "uris": [png(levels) for levels in b["pictures"]]} for b in contents.get("banks") or []],
         "figures": key_figures(contents),
@@ -195,7 +199,10 @@ def png(levels: Sequence[Sequence[int]]) -> str:
 
 
 def equivariance(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A table of layers by groups, the output first; ``length`` is the error on a log scale from rounding (1e-7) to 1."""
+    """A table of layers by groups, the output first; ``length`` is the error on a log scale from rounding (1e-7) to 1.
+
+    A layer without any error is left out: its outputs are zero, or not finite.
+    """
     if not errors:
         return None
     groups = list(dict.fromkeys(row["group"] for row in errors))
@@ -204,15 +211,19 @@ def equivariance(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     rows = []
     for layer, kind in sorted(named, key=lambda one: one[0] != ""):
         row = [cells.get((layer, group), {"error": None, "compared": None}) for group in groups]
-        rows.append({"layer": layer, "kind": kind, "cells": [_cell(cell) for cell in row]})
+        if layer and all(cell["error"] is None for cell in row):
+            continue
+        compared = dict.fromkeys(COMPARED.get(cell["compared"], cell["compared"]) for cell in row if cell["compared"])
+        rows.append({"layer": layer, "kind": kind, "compared": " or ".join(compared), "cells": [_cell(cell) for cell in row]})
     given = any(cell["given"] is not None for row in rows for cell in row["cells"])
     return {"groups": groups, "rows": rows, "given": given}
 
 
 def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    error, compared = cell["error"], COMPARED.get(cell["compared"], cell["compared"])
+    error, given = cell["error"], cell.get("given")
     length = 0.0 if not error else max(0.0, min(1.0, 1 + math.log10(error) / 7))
-    return {"error": error, "given": cell.get("given"), "length": round(100 * length, 1), "compared": compared}
+    rounding = error is not None and max(error, given or 0.0) <= MEASURABLE
+    return {"error": error, "given": given, "length": round(100 * length, 1), "rounding": rounding}
 
 
 def _lead(best: float | None, own: float | None, behind: float) -> float:

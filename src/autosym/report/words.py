@@ -8,6 +8,7 @@ from typing import Any
 from autosym.evidence.shares import WHOLE
 from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Step, Verdict
 from autosym.linear.path import Kept
+from autosym.nn import symmetrised
 
 APPROXIMATE = "change along held-out trajectories, or have too little evidence by themselves"  # about conserved quantities
 RULE = (
@@ -138,6 +139,12 @@ def _percent(share: float) -> str:
 def invariance(ranges: Sequence[Mapping[str, Any]]) -> str:
     """One sentence for the transformations that a network averages over."""
     return f"The network averages over {', '.join(r['text'] for r in ranges)}." if ranges else ""
+
+
+def started(ranges: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence for the ranges that learning started from; older files do not say which."""
+    said = symmetrised.started(r.get("started", "") for r in ranges)
+    return f"Ranges {said}." if said else ""
 
 
 def whole(broken: Mapping[str, float]) -> str:

@@ -16,6 +16,13 @@ def is_pair(data: Data) -> TypeGuard[tuple[Tensor, Tensor]]:
     return isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
 
 
+def tensors_of(data: Data) -> tuple[Tensor, Tensor] | None:
+    """Inputs and targets of all samples, where the data hold them as two tensors; else None."""
+    if is_pair(data):
+        return data
+    return (data.tensors[0], data.tensors[1]) if type(data) is TensorDataset and len(data.tensors) == 2 else None
+
+
 def size_of(data: Data) -> int | None:
     """How many samples the data say they have; None if they do not say."""
     if is_pair(data):
@@ -198,7 +205,7 @@ class Stream:
         self.shuffle = Generator().manual_seed(seed)
         self.noise = Generator(next(model.parameters()).device).manual_seed(seed + 1)  # not the draws of the shuffle
         self.resident: tuple[Tensor, Tensor] | None = None
-        tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset and len(data.tensors) == 2 else None
+        tensors = tensors_of(data)
         if tensors is not None and _fits(tensors, self.noise.device):
             _check_lengths(*tensors)
             check(tensors[1])

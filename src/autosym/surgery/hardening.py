@@ -32,7 +32,8 @@ from autosym.training.fitted import Fit
 class PartNote:
     """One part of a path: its share of the layer's effective parameters, and how much the outputs change if only it is dropped.
 
-    ``share`` is NaN without a fit, or if the path was frozen in it. ``change`` is NaN without data.
+    ``share`` is NaN without a fit, or if the path was frozen in it. ``change`` is NaN without data. A part that ``stays``, a bias that
+    merges into its layer, is never dropped, so its change is not measured.
     """
 
     layer: str
@@ -41,6 +42,7 @@ class PartNote:
     share: float
     change: float
     dropped: bool
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Hardening:
-    """Which parts were dropped, the new layer for each name, the number of parameters before and after, and the cost.
+    """All parts of relaxed layers, and which were dropped; the new layers by name, parameters before and after, and the cost.
 
     ``cost`` is None without data.
     """
@@ -74,7 +76,8 @@ class Hardening:
         rows = [("layer", "path", "part", "share of layer", "outputs change by", "")]
         for p in self.parts:
             share, change = ("?" if math.isnan(value) else f"{value:.2%}" for value in (p.share, p.change))
-            rows.append((p.layer, p.path, p.part, share, change, "dropped" if p.dropped else "kept"))
+            kept = "always kept" if p.stays else "kept"
+            rows.append((p.layer, p.path, p.part, share, "-" if p.stays else change, "dropped" if p.dropped else kept))
         lines = [table(rows, "<<<>><")]
         lines += [f"{layer} is now {what}" for layer, what in self.layers.items()]
         lines.append(f"parameters: {self.parameters[0]} before, {self.parameters[1]} after")
@@ -123,7 +126,7 @@ def harden(fitted: Fit | nn.Module, data: Data | None = None, tolerance: float =
         if hasattr(hardened, told):
             delattr(hardened, told)
     cost = None if seen is None else seen.cost(hardened)
-    notes = tuple(PartNote(p.layer, p.path, p.part, p.share, p.change, p.dropped) for p in parts)
+    notes = tuple(PartNote(p.layer, p.path, p.part, p.share, p.change, p.dropped, p.stays) for p in parts)
     sizes = tuple(sum(p.numel() for p in m.parameters()) for m in (model, hardened))
     hardened.hardening = Hardening(tolerance, notes, layers, (sizes[0], sizes[1]), cost)  # type: ignore[assignment]
     return hardened
@@ -136,6 +139,7 @@ class _Part:
     part: str
     weights: list[nn.Parameter]  # with these at zero, the part adds nothing to the outputs
     share: float = math.nan
+    stays: bool = False  # whether it is never dropped
     silent: bool = False  # whether its path computes zero, so that dropping it changes nothing
     change: float = math.nan
     dropped: bool = False
@@ -155,9 +159,9 @@ class _Part:
 
 
 def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
-    """The parts of every relaxed layer that may be dropped: the weights of all paths, and biases of free paths or that break a group.
+    """The parts of every relaxed layer. The weights of all paths may be dropped, and biases of free paths or that break a group.
 
-    Other biases stay: they merge into a convolution.
+    Other biases stay: they merge into the layer.
     """
     parts = []
     for layer, module in model.named_modules():
@@ -168,30 +172,31 @@ def _parts(model: nn.Module, found: Effective | None) -> list[_Part]:
             stem = f"{layer}.{path}".lstrip(".")
             for part, names in branch.parts().items() if isinstance(branch, (Branch, Path)) else ():
                 inside = [inner for name in names for inner in branch.get_submodule(name).modules() if isinstance(inner, Path)]
-                if part == "weights" or path in module.free or not all(inner.keeps.every for inner in inside):
-                    stems = [f"{stem}.{name}".rstrip(".") for name in names]
-                    weights = [inner.weight for inner in inside]
-                    share = found.share(layer, *stems) if found else math.nan
-                    parts.append(_Part(layer, path, part, weights, share, path in silent))
+                stays = part != "weights" and path not in module.free and all(inner.keeps.every for inner in inside)
+                stems = [f"{stem}.{name}".rstrip(".") for name in names]
+                weights = [inner.weight for inner in inside]
+                share = found.share(layer, *stems) if found else math.nan
+                parts.append(_Part(layer, path, part, weights, share, stays, path in silent))
     return parts
 
 
 def _drop_by_share(parts: Sequence[_Part], tolerance: float) -> None:
-    for part in sorted((p for p in parts if not math.isnan(p.share)), key=lambda part: part.share):
+    for part in sorted((p for p in parts if not (p.stays or math.isnan(p.share))), key=lambda part: part.share):
         if part.share <= tolerance and _may_go(part, parts):
             part.drop()
 
 
 def _drop_by_change(model: nn.Module, parts: Sequence[_Part], tolerance: float, seen: "_Outputs") -> None:
     """Drop the part with the least change first, as long as all dropped parts together change the outputs by at most ``tolerance``."""
-    for part in parts:
+    may = [part for part in parts if not part.stays]
+    for part in may:
         if part.silent:
             part.change = 0.0
             continue
         part.drop()
         part.change = seen.change(model)
         part.restore()
-    for part in sorted(parts, key=lambda part: part.change):
+    for part in sorted(may, key=lambda part: part.change):
         if part.change <= tolerance and not part.share > tolerance and _may_go(part, parts):
             part.drop()
             if not part.silent and seen.change(model) > tolerance:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from autosym.curvature.input_shapes import explained
 from autosym.curvature.owners import sites
 from autosym.linear.group_conv import GroupConv
 from autosym.linear.groups import GROUPS, Group
@@ -93,10 +94,11 @@ def lift(
     ``padding="circular"`` makes padding circular for a group too; it is kept as it is by default. Zeros turn with the image, but do not
     follow shifts. Layers that cannot be lifted are refused by name. ``lifting`` of the returned model says what each layer became.
     """
-    found = _refuse(model, example, group, match, weights, padding)
-    example = example[:2].to(next(model.parameters()))
+    with explained(model, example):
+        found = _refuse(model, example, group, match, weights, padding)
+        example = example[:2].to(next(model.parameters()))
+        plain = plain_layers(model, example)
     options = (found, match, weights == "projected", padding)
-    plain = plain_layers(model, example)
     try:
         lifted = _lifted(plain, example, *options)
     except _NotFollowed as error:

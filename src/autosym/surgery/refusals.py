@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
+from autosym.curvature.input_shapes import explained, misshapen
 from autosym.curvature.owners import check_parameter
 from autosym.linear.path import Path
 from autosym.nn.layers import Relaxed
@@ -60,7 +61,8 @@ def refuse(model: nn.Module, example: Tensor, paths: str | Mapping[str, str], ke
 def observed(model: nn.Module, example: Tensor) -> Observation:
     """What one forward pass shows. Refuses models that do not take the example, or do not return finite (B, outputs)."""
     try:
-        seen = observe(model, example)
+        with explained(model, example):
+            seen = observe(model, example)
     except RuntimeError as error:
         raise ValueError(
             f"the model does not take the example, {tuple(example.shape)}: give a small batch (B, ...) of its inputs, or one sample as "
@@ -69,7 +71,8 @@ def observed(model: nn.Module, example: Tensor) -> Observation:
     if not isinstance(seen.outputs, Tensor) or seen.outputs.dim() != 2 or len(seen.outputs) != len(example):
         shape = tuple(seen.outputs.shape) if isinstance(seen.outputs, Tensor) else type(seen.outputs).__name__
         raise ValueError(
-            f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part of it that does (or is "
+            misshapen(model, example)
+            or f"the model must return (B, outputs) for a batch of {len(example)}, got {shape}: relax the part of it that does (or is "
             "example one sample instead of a batch?)"
         )
     if not torch.isfinite(seen.outputs).all():

@@ -27,6 +27,7 @@ from torch import nn
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
+from autosym.curvature.input_shapes import explained
 from autosym.curvature.owners import Site, frames, sizes
 from autosym.curvature.verification import Verified, verified
 from autosym.evidence.laplace import Laplace
@@ -43,6 +44,7 @@ from autosym.runtime.batching import (
     check_seen,
     checksum,
     size_of,
+    tensors_of,
     to_model,
 )  # fmt: skip
 from autosym.runtime.graphs import Captured
@@ -274,7 +276,10 @@ def _check(
     assert batch is not None
     if schedule.step == "mackay":
         copy.deepcopy(likelihood).update(torch.ones((), dtype=torch.float64), 1.0)  # refuses one that has no closed form
-    return count, verified(model, batch[0][:2], batch[1][:2], likelihood)
+    tensors = tensors_of(evidence_data)
+    targets = (batch[1], "in the first batch: no other was read") if tensors is None else (tensors[1], "")
+    with explained(model, batch[0]):
+        return count, verified(model, batch[0][:2], batch[1][:2], likelihood, *targets)
 
 
 def _weights(owned: Sequence[Site], count: int, schedule: Schedule, nu: float, bf16: bool) -> Weights:
