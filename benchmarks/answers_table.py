@@ -7,6 +7,27 @@ from findings import QUESTIONS, folder, made, markdown, span
 from truth_real_tasks import TASKS
 from truth_table import judged, kind, summary
 
+WORDS = {  # of the tasks of truth_real.py
+    "digit": "the digit, in any quadrant",
+    "digit-quadrant": "the digit and its quadrant",
+    "shifted": "digits moved around the torus",
+    "ink": "how much ink (a number)",
+    "height": "how high the ink is (a number)",
+    "turned": "digits turned by quarters",
+    "turned-side": "the digit, and whether it is upright or on its side",
+    "mirrored": "digits, half of them mirrored",
+    "mirrored-which": "the digit, and whether it is mirrored",
+    "six-nine-apart": "digits turned by halves, 6 and 9 kept apart",
+    "six-nine-merged": "the same, 6 and 9 one class",
+    "pairs-by-themselves": "two digits, each turned by itself: which is above, which below",
+    "pairs-together": "two digits, turned together: which two",
+    "cifar-mirrored": "CIFAR-10, half of it mirrored",
+    "cifar-upside-down": "CIFAR-10, half of it upside down",
+    "cifar-which-side-up": "the class, and which side is up",
+    "cifar-turned": "CIFAR-10 turned by quarters",
+    "mnist": "MNIST as it is",
+    "cifar": "CIFAR-10 as it is",
+}
 KINDS = ("right", "undecided", "false yes", "false no")
 
 
@@ -38,20 +59,21 @@ def planted() -> str:
 
 
 def real() -> str:
-    """By task: what was said of each seed."""
+    """By task, as far as there are results: what was said of each seed."""
     results = folder("truth_real")
+    sizes = sorted({result["config"]["images"] for result in results})
     rows = []
     for task, about in TASKS.items():
-        for symmetry, right in about.answers.items():
-            own = [r for r in results if r["config"]["task"] == task]
-            row = [f"{task}: {symmetry}", {True: "yes", False: "no", None: "?"}[right]]
-            for images in (2_000, 10_000, None):
-                some = [
-                    r for r in own if r["config"]["images"] == images or (images is None and r["config"]["images"] > 10_000)
-                ]
-                row.append(", ".join(v["judgement"] for r in some for name, _, v in judged(r) if name == symmetry))
-            rows.append(row)
-    return markdown(("task and symmetry", "there?", "2,000 images", "10,000", "all"), rows)
+        own = [result for result in results if result["config"]["task"] == task]
+        for symmetry, right in about.answers.items() if own else ():
+            said = [
+                ", ".join(
+                    v["judgement"] for r in own if r["config"]["images"] == size for s, _, v in judged(r) if s == symmetry
+                )
+                for size in sizes
+            ]
+            rows.append((WORDS[task], symmetry, {True: "yes", False: "no", None: "?"}[right], *said))
+    return markdown(("task", "symmetry", "there?", *(f"said, {size:,} images" for size in sizes)), rows)
 
 
 def _said(results: Sequence[dict[str, Any]], there: bool) -> tuple[int, int, int]:
