@@ -88,7 +88,10 @@ def _broken(result: dict[str, Any], symmetry: str) -> frozenset[str] | None:
 
 
 def ahead(result: dict[str, Any]) -> float | None:
-    """By how many points the network that is returned is more accurate on test data than the most accurate candidate."""
+    """By how many points the network that is returned is more accurate on test data than the most accurate candidate.
+
+    That one is the best of several on the same test data, so a little behind it is where another seed would be, too.
+    """
     others = [scores["accuracy"] for scores in result.get("candidates", {}).values() if "accuracy" in scores]
     return result["test"]["accuracy"] - max(others) if others else None
 

@@ -83,6 +83,12 @@ def shortest():
     return Deadline(fitter, QUESTIONS, PACE, 0.0, 0.0, 13.0).expected(EPOCHS)
 
 
+def test_processes_share_the_runs_but_not_the_second_opinions(monkeypatch):
+    alone, opinions = shortest(), Deadline(Clocked(None, None), QUESTIONS, PACE, 0.0, 0.0, 13.0).opinions
+    monkeypatch.setattr(deadline.processes, "count", lambda: 4)
+    assert shortest() == pytest.approx((alone - opinions) / 4 + opinions)
+
+
 @pytest.mark.parametrize("slow", [0.6, 1.0, 1.5])
 @pytest.mark.parametrize("times", [1.5, 3.0, 10.0])
 def test_a_search_takes_about_as_long_as_it_may(clock, times, slow):

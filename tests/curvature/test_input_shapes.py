@@ -42,6 +42,7 @@ def test_a_relaxed_model():
     [
         (((2, 3, 8, 8), 2, 3), ""),
         (((3, 8, 8), 2, 3), "one sample"),
+        (((1, 8, 8), 2, 1), r"x[None] if that of the batch"),
         (((5, 8, 8), 2, 3), r"x[None] if that of the batch"),
         (((5, 64), 2, 1), "x.reshape(-1, 1, H, W)"),
         (((5, 8), 1, 1), "x[:, None]"),
@@ -61,6 +62,30 @@ class AddsTheAxis(nn.Module):
 
     def forward(self, x):
         return self.inner(x[:, None])
+
+
+class Lasting(nn.Conv2d):
+    """A convolution that moves the channels itself."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(-1, 1))
+
+
+def test_the_model_is_neither_changed_nor_blamed_where_it_takes_its_inputs():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    with pytest.raises(ValueError, match="no channel axis"), explained(model, X[:, 0]):
+        raise ValueError("something else")
+    assert model.training
+    assert model[1].num_batches_tracked == 0
+    assert not model[0]._forward_pre_hooks
+    strange = nn.Sequential(Lasting(3, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    with pytest.raises(ValueError, match=r"^something else$"), explained(strange, COLOURED.movedim(1, -1)):
+        raise ValueError("something else")
+
+
+def test_the_shape_of_all_data_counts_and_not_that_of_a_batch():
+    with pytest.raises(ValueError, match=r"\(2, 6, 6\).*they have no channel axis"):
+        autosym.fit(cnn(), (X[:, 0], Y), epochs=1, batch_size=1)
 
 
 def test_errors_of_another_kind_stay_as_they_are():

@@ -12,6 +12,7 @@ import oracles
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
 from autosym.nn.symmetrised import GENERATORS, Augmentation, Transformations, ranges, symmetrise
+from autosym.training.ranges import Ranges
 from models import EXACT, curvature, draw, exact_blocks, mlp, owned, randomised
 
 ALL = {"translation": 0.3, "rotation": 1.2, "scale": 0.4, "shear": 0.2}
@@ -223,6 +224,8 @@ def test_ranges_are_in_units():
     assert found["x-translation"].unit == "pixels"
     assert found["x-scale"].value == pytest.approx(math.exp(0.5), rel=1e-5)
     assert str(found["rotation"]) == "rotation ±45 degrees"
+    assert (found["rotation"].start, found["rotation"].started) == (None, ""), "which no fit has learned"
+    Ranges(model, 0.1).begin()
     model.transformations.raw.data += 0.1
     found = ranges(model)
     assert found["x-scale"].value > found["x-scale"].start
@@ -231,8 +234,9 @@ def test_ranges_are_in_units():
         "x-translation ±1 pixels",
         "x-scale by up to 1.65",
     ]
-    fixed = ranges(symmetrise(nn.Identity(), {"rotation": 1.0}, learn=False))["rotation"]
-    assert (fixed.start, fixed.started) == (None, ""), "which is not learned"
+    fixed = symmetrise(nn.Identity(), {"rotation": 1.0}, learn=False)
+    Ranges(fixed, 0.1).begin()
+    assert ranges(fixed)["rotation"].start is None, "which is not learned"
     two = nn.Sequential(symmetrise(nn.Identity(), "rotation"), symmetrise(nn.Identity(), "shear"))
     assert set(ranges(two)) == {"0.transformations.rotation", "1.transformations.shear"}
 

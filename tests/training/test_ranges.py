@@ -133,6 +133,14 @@ def test_models_without_transformations_are_as_they_were():
     assert fitted.symmetry().ranges == ()
 
 
+def test_a_second_fit_names_its_own_start_and_map_none():
+    net = model()
+    assert fit(net, step="none").symmetry().ranges[0].start is None
+    fit(net)
+    learned = net.ranges()["rotation"].value
+    assert fit(net).model.ranges()["rotation"].start == pytest.approx(learned)
+
+
 def test_symmetry_and_report_say_what_was_learned(tmp_path):
     pytest.importorskip("jinja2")
     fitted = fit(model())

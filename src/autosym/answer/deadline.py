@@ -33,9 +33,7 @@ BESIDE: dict[Stage, float] = {
 TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each about as long as the run
 PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
 TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
-REFUSED = (
-    2.0  # times what was asked for: what is expected to take longer is not begun. A busy machine may double what was measured
-)
+REFUSED = 2.0  # times what was asked for: what is expected to take longer is not begun; a busy machine may double a measure
 OPINIONS = 2.0  # times ``beside`` for each second opinion, and for the best network
 
 
@@ -53,13 +51,16 @@ class Pace:
 
     @classmethod
     def measured(cls, fitter: Fitter, weights: float, passed: float) -> "Pace":
-        """By a short fit; ``weights`` are the seconds of the weight steps of an epoch, ``passed`` those of an exact pass."""
+        """By a short fit, without its first epoch, which warms up.
+
+        ``weights`` are the seconds of the weight steps of an epoch, ``passed`` those of an exact pass.
+        """
         model = fitter.networks.build(*fitter.largest, 0)
         schedule = replace(fitter.schedule, epochs=SHORT, burn_in=0, every=1, sampled_end=True)
         with processes.alone():
             try:
                 found = fit(model, fitter.data, fitter.likelihood, schedule=schedule, **fitter.options)
-                at, epoch = found.laplace, found.history[-1]["seconds"] / SHORT
+                at, epoch = found.laplace, (found.history[-1]["seconds"] - found.history[0]["seconds"]) / (SHORT - 1)
             except (NotFinite, NothingLearned):  # as other runs may
                 model = fitter.networks.build(*fitter.largest, 0)
                 at, epoch = laplace.at(model, fitter.data, fitter.likelihood), 2 * weights
@@ -89,7 +90,7 @@ class Deadline:
     calls: int = 0
 
     def expected(self, epochs: int) -> float:
-        """Seconds of all that is sure to be made, if a fit has so many epochs."""
+        """Seconds of all that is sure to be made, if a fit has so many epochs; processes share the runs."""
         plan, share = self.fitter.plan, self.fitter.share
         widths = {n: sum(share(n, w) for w in plan.widths) / len(plan.widths) for n in plan.networks}
         short, long, on = FEWEST * len(plan.widths) * sum(widths.values()), plan.seeds * sum(widths.values()), 0.0
@@ -98,7 +99,8 @@ class Deadline:
             on += FEWEST * max(1, pairs) * widths[network]
         counts: dict[Stage, float] = {"short": short, "long": long, "on": on, "whole": sum(widths.values())}
         each = {stage: self.pace.seconds(stage, plan.part(stage) * epochs) for stage in counts}
-        return self.drift * sum(count * each[stage] for stage, count in counts.items()) + self.opinions
+        runs = self.drift * sum(count * each[stage] for stage, count in counts.items())
+        return runs / processes.count() + self.opinions
 
     def epochs(self) -> int:
         """Of a fit: as many as time allows, from those of the shortest plan to those that were asked for."""

@@ -77,8 +77,8 @@ def discover(
     x, samples, outputs = _looked_at(data, schedule.batch_size)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
+    names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
     with input_shapes.explained(model, x):
-        names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
         networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
@@ -289,11 +289,13 @@ def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
         slopes = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
         float(slopes[0].sum())  # a GPU has then done it
         steps.append(time.perf_counter() - begun)
-    begun = time.perf_counter()
-    with processes.alone():
-        laplace.at(model, fitter.data, fitter.likelihood, memory=fitter.options.get("memory"))
-    passed = time.perf_counter() - begun
-    return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
+    passes = []
+    for _ in range(2):  # the first warms up
+        begun = time.perf_counter()
+        with processes.alone():
+            laplace.at(model, fitter.data, fitter.likelihood, memory=fitter.options.get("memory"))
+        passes.append(time.perf_counter() - begun)
+    return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * min(passes)
 
 
 def _idle(nothing: int, runs: int) -> list[str]:

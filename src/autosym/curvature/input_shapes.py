@@ -1,5 +1,6 @@
 """Inputs whose axes are not those that a network takes: an error that says what is there, what is expected, and the code that mends it."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,13 +26,16 @@ def explained(model: Any, x: Any) -> Iterator[None]:
 
 
 def misshapen(model: Any, x: Any) -> str:
-    """What is wrong with the axes of inputs ``x``, if the first convolution of ``model`` sees them as they are, or nothing."""
+    """What is wrong with the axes of inputs ``x``: if ``model`` fails on them, and its first convolution sees them as they are.
+
+    Nothing where it is not known. The model itself is not run: a forward pass may change it.
+    """
     if not isinstance(model, nn.Module) or not isinstance(x, Tensor):
         return ""
-    seen = _convolutions_seen(model, x)
-    if not seen or seen[0][2] != x.shape:  # a model may add axes itself
+    seen = _seen_before_failing(model, x)
+    if seen is None or seen[2] != x.shape:  # a model may add axes itself
         return ""
-    name, conv, shape = seen[0]
+    name, conv, shape = seen
     mend = mended(shape, len(conv.kernel_size), conv.in_channels)
     expected = f"(B, {conv.in_channels}, {AXES[len(conv.kernel_size)]})"
     return mend and f"inputs are {tuple(shape)}, but {name}, which sees them first, expects {expected}: {mend}"
@@ -46,9 +50,9 @@ def mended(shape: Sequence[int], dims: int = 2, channels: int | None = None) -> 
         return "their channels are last; use x.movedim(-1, 1)"
     if missing == 0:
         return f"give inputs with {channels} channels, or a model that takes {shape[1]}"
-    if missing == 1 and channels == shape[0]:
+    if missing == 1 and channels == shape[0] != 1:
         return "this is one sample; give a batch, x[:2] in place of x[0], or x[None]"
-    if missing == 1 and channels in (None, 1):
+    if missing == 1 and channels in (None, 1) and shape[0] != 1:
         return "they have no channel axis; use x[:, None]"
     if missing == 1:
         return "an axis is missing; use x[None] if that of the batch, x[:, None] if that of the channels"
@@ -58,23 +62,25 @@ def mended(shape: Sequence[int], dims: int = 2, channels: int | None = None) -> 
 
 
 @torch.no_grad()
-def _convolutions_seen(model: nn.Module, x: Tensor) -> list[tuple[str, Any, torch.Size]]:
-    """The convolutions that a forward pass reaches, as far as it comes: name and kind, the convolution, shape of what it sees."""
+def _seen_before_failing(model: nn.Module, x: Tensor) -> tuple[str, Any, torch.Size] | None:
+    """The first convolution that a forward pass of a copy reaches, and the shape it sees; None if there is none, or nothing fails."""
     seen: list[tuple[str, Any, torch.Size]] = []
 
     def note(name: str, conv: nn.Module) -> Any:
         return lambda module, args: seen.append((f"{name or 'the model'} ({type(module).__name__})", conv, args[0].shape))
 
-    handles = []
-    for name, module in model.named_modules():
-        convs = [part for part in module.modules() if isinstance(part, (*CONVOLUTIONS, Conv))]
-        if convs and (module is convs[0] or isinstance(module, Relaxed)):
-            handles.append(module.register_forward_pre_hook(note(name, convs[0])))
     try:
-        model(x.to(next(model.parameters())))
-    except Exception:  # it is known that it fails
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+        tried = copy.deepcopy(model).eval()
+        for name, module in tried.named_modules():
+            convs = [part for part in module.modules() if type(part) in CONVOLUTIONS or isinstance(part, Conv)]
+            if convs and (module is convs[0] or isinstance(module, Relaxed)):
+                module.register_forward_pre_hook(note(name, convs[0]))
+        x = x.to(next(tried.parameters()))
+    except Exception:  # not every model can be copied
+        return None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            tried(x)
+        except Exception:
+            return seen[0] if seen else None
+    return None

@@ -48,7 +48,7 @@ LARGEST = 4096  # most pixels of an image whose resampling is stored as a matrix
 class Range:
     """The range of one transformation: ``width`` is eta, and ``value`` is the same range in ``unit``.
 
-    ``start`` is the value that learning starts from, on which it depends where the evidence is flat; None if it is not learned.
+    ``start`` is the value that the last fit learned it from, on which it depends where the evidence is flat; None if none did.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Transformations(nn.Module):
     draws: Tensor
     generators: Tensor
     limits: Tensor
+    started: tuple[float, ...] | None = None  # the widths from which the last fit learned them
 
     def __init__(
         self,
@@ -102,7 +103,6 @@ class Transformations(nn.Module):
         self.kept: dict[tuple[int, ...], Tensor] = {}  # the memory of draws of each shape
         self.padding, self.learn = padding, learn
         start = torch.tensor([widths[name] for name in self.names], dtype=torch.float64)
-        self.start = tuple(start.tolist())
         # A hyperparameter, not a weight: it is frozen, so optimisers of weights, priors and curvature ignore it.
         self.raw = nn.Parameter((start + torch.log(-torch.expm1(-start))).float(), requires_grad=False)
         self.register_buffer("generators", _generators(self.names), persistent=False)
@@ -180,8 +180,9 @@ class Transformations(nn.Module):
     def ranges(self) -> dict[str, Range]:
         """The widths by name, in degrees, pixels (if images were seen) and factors."""
         half = max(self.size) / 2 if self.size else None
-        found = zip(self.names, self.widths().detach().tolist(), self.start, strict=True)
-        return {name: _range(name, width, half, start if self.learn else None) for name, width, start in found}
+        started = self.started or (None,) * len(self.names)
+        found = zip(self.names, self.widths().detach().tolist(), started, strict=True)
+        return {name: _range(name, width, half, start) for name, width, start in found}
 
     def extra_repr(self) -> str:
         return f"{', '.join(map(str, self.ranges().values())) or 'none'}; samples={self.samples}"

@@ -19,7 +19,12 @@ NEGATIVE, POSITIVE = (58, 142, 208), (224, 112, 42)  # weights of filters; visib
 LAYERS = 16  # with more layers than this, each shows fewer pictures
 MEASURED = {"training": "training ", "held out": "held-out "}  # samples; other data have no name
 HYPERPARAMETERS = {"sigma_noise": "noise (standard deviation)"}  # others keep their own names
-COMPARED = {"invariant": "should stay the same", "map": "should move along", "lifted map": "should move along, fields permuted"}
+COMPARED = {
+    "invariant": "should stay the same",
+    "map": "should move along",
+    "lifted map": "should move along, fields permuted",
+    "lifted or invariant": "should stay the same, or its fields permuted",
+}
 MEASURABLE = 1e-5  # an equivariance error that is not larger is rounding
 
 
@@ -201,7 +206,7 @@ def png(levels: Sequence[Sequence[int]]) -> str:
 def equivariance(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """A table of layers by groups, the output first; ``length`` is the error on a log scale from rounding (1e-7) to 1.
 
-    A layer without any error is left out: its outputs are zero, or not finite.
+    A layer without any error, now or before, is left out: its outputs are zero, or not finite.
     """
     if not errors:
         return None
@@ -211,7 +216,7 @@ def equivariance(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     rows = []
     for layer, kind in sorted(named, key=lambda one: one[0] != ""):
         row = [cells.get((layer, group), {"error": None, "compared": None}) for group in groups]
-        if layer and all(cell["error"] is None for cell in row):
+        if layer and all(cell["error"] is None and cell.get("given") is None for cell in row):
             continue
         compared = dict.fromkeys(COMPARED.get(cell["compared"], cell["compared"]) for cell in row if cell["compared"])
         rows.append({"layer": layer, "kind": kind, "compared": " or ".join(compared), "cells": [_cell(cell) for cell in row]})

@@ -164,6 +164,8 @@ def prepare(
         weights.check_bf16(model, likelihood, *to_model(x, y, model, "the first batch"))
     step = Captured(partial(weights.step, model, likelihood), capture and parts == 1)
     ranges = Ranges(model, schedule.hyper_lr)
+    if schedule.step != "none":
+        ranges.begin()
     if ranges.learned and schedule.kernel is not None:
         raise ValueError("ranges of transformations are learned by Laplace evidence: fit without kernel=")
     if ranges.learned and schedule.every is None:
@@ -278,7 +280,7 @@ def _check(
         copy.deepcopy(likelihood).update(torch.ones((), dtype=torch.float64), 1.0)  # refuses one that has no closed form
     tensors = tensors_of(evidence_data)
     targets = (batch[1], "in the first batch: no other was read") if tensors is None else (tensors[1], "")
-    with explained(model, batch[0]):
+    with explained(model, batch[0] if tensors is None else tensors[0][: max(2, len(batch[0]))]):
         return count, verified(model, batch[0][:2], batch[1][:2], likelihood, *targets)
 
 

@@ -26,6 +26,11 @@ class Ranges:
         self.first, self.second = ({n: torch.zeros_like(p.raw) for n, p in self.learned.items()} for _ in range(2))
         self.steps = torch.zeros((), dtype=torch.float64)
 
+    def begin(self) -> None:
+        """Remember where learning starts."""
+        for part in self.learned.values():
+            part.started = tuple(part.widths().tolist())
+
     def redraw(self, *seed: int) -> None:
         """Draw all transformations anew. The seed is several numbers, so that a resumed run draws the same again."""
         for place, part in enumerate(self.parts.values()):
