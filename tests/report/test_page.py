@@ -118,12 +118,14 @@ def test_rows_of_equivariance_say_what_is_compared_and_what_is_rounding():
         row("a", "map", 3e-7, 0.0),
         row("b", "map", 3e-7, 0.1),
         row("c", "map", math.nan, 0.1),
+        row("d", "map", math.nan, None),
     ]
     found = page.equivariance(findings.finite(errors))
     assert [(one["layer"], one["compared"], one["cells"][0]["rounding"]) for one in found["rows"]] == [
         ("", "should stay the same", False),
         ("a", "should move along", True),
         ("b", "should move along", False),
+        ("c", "should move along", False),
     ], "a row without an error cannot be read"
     text = Page(page.html({"symmetry": Symmetry((path(),)).as_dicts(), "equivariance": errors})).text
     assert "a Kind, should move along no measurable error b Kind" in text
