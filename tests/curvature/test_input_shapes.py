@@ -42,7 +42,6 @@ def test_a_relaxed_model():
     [
         (((2, 3, 8, 8), 2, 3), ""),
         (((3, 8, 8), 2, 3), "one sample"),
-        (((1, 8, 8), 2, 1), r"x[None] if that of the batch"),
         (((5, 8, 8), 2, 3), r"x[None] if that of the batch"),
         (((5, 64), 2, 1), "x.reshape(-1, 1, H, W)"),
         (((5, 8), 1, 1), "x[:, None]"),

@@ -123,7 +123,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     try:
         with np.load(path, allow_pickle=False) as file:
             held = {key: file[key] for key in file.files}
-    except (ValueError, AttributeError, OSError) as error:
+    except (ValueError, TypeError, AttributeError, OSError) as error:  # TypeError: one array, as in .npy
         raise ValueError(f"{path} is not an .npz of arrays: write one by numpy.savez(path, trajectories=x, dt=0.1)") from error
     x, dt = (next((held[key] for key in keys if key in held), None) for keys in (("trajectories", "x"), ("dt", "t")))
     if x is None or dt is None:

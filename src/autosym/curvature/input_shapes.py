@@ -20,20 +20,20 @@ def explained(model: Any, x: Any) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, IndexError) as error:
-        if why := misshapen(model, x):
+        if why := misshapen(model, x, failing=True):
             raise ValueError(why) from error
         raise
 
 
-def misshapen(model: Any, x: Any) -> str:
-    """What is wrong with the axes of inputs ``x``: if ``model`` fails on them, and its first convolution sees them as they are.
+def misshapen(model: Any, x: Any, failing: bool = False) -> str:
+    """What is wrong with the axes of inputs ``x``, if the first convolution of ``model`` sees them as they are, or nothing.
 
-    Nothing where it is not known. The model itself is not run: a forward pass may change it.
+    If ``failing``, nothing as well where the model takes them. It is a copy that is run: a forward pass may change a model.
     """
     if not isinstance(model, nn.Module) or not isinstance(x, Tensor):
         return ""
-    seen = _seen_before_failing(model, x)
-    if seen is None or seen[2] != x.shape:  # a model may add axes itself
+    seen, failed = _first_seen(model, x)
+    if seen is None or seen[2] != x.shape or (failing and not failed):  # a model may add axes itself
         return ""
     name, conv, shape = seen
     mend = mended(shape, len(conv.kernel_size), conv.in_channels)
@@ -50,9 +50,9 @@ def mended(shape: Sequence[int], dims: int = 2, channels: int | None = None) -> 
         return "their channels are last; use x.movedim(-1, 1)"
     if missing == 0:
         return f"give inputs with {channels} channels, or a model that takes {shape[1]}"
-    if missing == 1 and channels == shape[0] != 1:
+    if missing == 1 and channels == shape[0]:
         return "this is one sample; give a batch, x[:2] in place of x[0], or x[None]"
-    if missing == 1 and channels in (None, 1) and shape[0] != 1:
+    if missing == 1 and channels in (None, 1):
         return "they have no channel axis; use x[:, None]"
     if missing == 1:
         return "an axis is missing; use x[None] if that of the batch, x[:, None] if that of the channels"
@@ -62,8 +62,8 @@ def mended(shape: Sequence[int], dims: int = 2, channels: int | None = None) -> 
 
 
 @torch.no_grad()
-def _seen_before_failing(model: nn.Module, x: Tensor) -> tuple[str, Any, torch.Size] | None:
-    """The first convolution that a forward pass of a copy reaches, and the shape it sees; None if there is none, or nothing fails."""
+def _first_seen(model: nn.Module, x: Tensor) -> tuple[tuple[str, Any, torch.Size] | None, bool]:
+    """The first convolution that a forward pass of a copy reaches, with the shape it sees; and whether the pass failed."""
     seen: list[tuple[str, Any, torch.Size]] = []
 
     def note(name: str, conv: nn.Module) -> Any:
@@ -77,10 +77,11 @@ def _seen_before_failing(model: nn.Module, x: Tensor) -> tuple[str, Any, torch.S
                 module.register_forward_pre_hook(note(name, convs[0]))
         x = x.to(next(tried.parameters()))
     except Exception:  # not every model can be copied
-        return None
+        return None, False
+    failed = False
     with torch.random.fork_rng(devices=[]):
         try:
             tried(x)
         except Exception:
-            return seen[0] if seen else None
-    return None
+            failed = True
+    return (seen[0] if seen else None), failed

@@ -9,7 +9,7 @@ the rest of its batch, and evidence at fixed draws is a differentiable function.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class Transformations(nn.Module):
     draws: Tensor
     generators: Tensor
     limits: Tensor
-    started: tuple[float, ...] | None = None  # the widths from which the last fit learned them
+    started: Sequence[float] | None = None  # the widths from which the last fit learned them
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from autosym.evidence.record import Evidence, nats
 from autosym.evidence.shares import Symmetry, symmetry
 from autosym.evidence.whole import PRODUCTS, How, Whole
 from autosym.nn.rebuilding import rebuilt
+from autosym.nn.symmetrised import transformations
 from autosym.runtime import files, processes
 from autosym.runtime.batching import Data, check_module
 from autosym.runtime.records import pack, unpack
@@ -61,6 +62,7 @@ class Fit:
     seed: int = 0
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # of the model as it was fitted, by name in its state
+    started: Mapping[str, Sequence[float] | None] = field(default_factory=dict)  # the widths of ranges before they were learned
     start: Start | None = None  # the model as it was given
     recoveries: int = 0  # how often the run collapsed, and went back to a good snapshot at a lower rate (history says why)
     epoch: int | None = None  # after which the weights were as they are now; 0 is the start
@@ -88,6 +90,8 @@ class Fit:
         if not self.weights:
             weights = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
             object.__setattr__(self, "weights", weights)
+        if not self.started:
+            object.__setattr__(self, "started", {name: part.started for name, part in transformations(self.model).items()})
 
     @property
     def nothing_gained(self) -> bool:
@@ -209,6 +213,11 @@ class Fit:
     def restore(self) -> None:
         """Put the weights of this fit back into its model."""
         self.model.load_state_dict(self.weights)
+        self._start_ranges()
+
+    def _start_ranges(self) -> None:
+        for name, part in transformations(self.model).items():
+            part.started = self.started.get(name)
 
     def save(self, folder: str | File) -> File:
         """Write everything but the model's code to ``folder``, as one file of safetensors and JSON; ``autosym.load`` reads it.
@@ -233,6 +242,7 @@ class Fit:
             "recoveries": self.recoveries,
             "epoch": self.epoch,
             "chosen_by": self.chosen_by,
+            "started": {name: list(widths) for name, widths in self.started.items() if widths},
         }
         if processes.first():
             checkpoint.write(path, tensors, {**state, "checksum": _checksum(tensors, state)}, KIND)
@@ -282,6 +292,7 @@ def load(folder: str | File, model: nn.Module | None = None, likelihood: str | L
             f"{path} is of another model, or of one with other layers frozen: they differ in {', '.join(other[:3])}"
         )
     checkpoint.load_into(model.state_dict(), fit.weights, path)
+    fit._start_ranges()
     return fit
 
 
@@ -342,6 +353,7 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
         seed=state["seed"],
         simplified=state["simplified"],
         weights=weights,
+        started=state.get("started", {}),
         start=unpack(state.get("start"), tensors, KINDS),
         recoveries=state.get("recoveries", 0),
         epoch=state.get("epoch"),
