@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import answers_table
+import augmented as augmented_runs
 import findings
 import speed_table
 from autosym.papers import images, invariance, noether, table1, table2, table3
@@ -203,11 +204,19 @@ def peers() -> str:
     return markdown(header, rows) + made([result], "make bench")
 
 
+def augmented() -> str:
+    """1,000 images of CIFAR-10: how each image is augmented and counted."""
+    results = [result for result in findings.folder("augmented") if result["config"]["size"]["name"] == "small"]
+    header = ("images are", "by", "accuracy (%)", "NLL", "calibration error", "log evidence / N", "seeds")
+    return markdown(header, augmented_runs.lines(results)) + made(results, "python benchmarks/augmented.py --data DIR --small")
+
+
 TABLES: dict[str, Callable[[], str]] = (
     findings.TABLES
     | speed_table.TABLES
     | answers_table.TABLES
     | {
+        "augmented": augmented,
         "peers": peers,
         "published": published,
         "table1": first,

@@ -214,6 +214,8 @@ def test_undecided_says_what_would_decide():
     assert any("longer runs (gained +12 nats when tried)" in advice for advice in verdict.advice)
     shown = Answer((verdict,), (Candidate("conv", 1, 0, -10.0, 1.0, 3),), 10, 1.0, 1.0)
     assert "c4 is undecided: why" in str(shown)
+    chance = Verdict("c4", "undecided", Margin(2, 30, 3), Margin(20, 30, 3), "why", {"a larger network": -3.0})
+    assert chance.advice == ("more seeds, by a larger budget",), "neither what is chance nor what lost"
     broken = Verdict("c4", "no", Margin(math.inf, 0, 1), Margin(50, 30, 3), layers=(LayerAnswer("conv1", 30.0, True),))
     assert broken.advice == ()
     assert "broken in conv1" in str(Answer((broken,), shown.candidates, 10, 1.0, 1.0))

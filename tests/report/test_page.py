@@ -109,6 +109,14 @@ def test_what_is_not_known_is_a_dash():
     assert "conv –" in text
 
 
+def test_the_headline_of_a_fit_that_gained_nothing_says_so():
+    said = {"symmetry": Symmetry((path(),)).as_dicts(), "epoch": 0}
+    shown = page.view(said)
+    assert shown["headline"] == "Nothing was gained: the network is as it was given."
+    assert shown["cautions"][0].startswith("Training found no more evidence than the given network has")
+    assert page.view(said | {"epoch": 3})["headline"] != shown["headline"]
+
+
 def test_rows_of_equivariance_say_what_is_compared_and_what_is_rounding():
     def row(layer, compared, error, given):
         return {"layer": layer, "kind": "Kind", "group": "shifts", "compared": compared, "error": error, "given": given}

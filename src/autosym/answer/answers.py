@@ -75,11 +75,11 @@ class Verdict:
             return ()
         close = self.breaking if self.breaking.nats > FEW else self.tie
         found = []
-        if close.nats > 0 and math.isfinite(close.bound):
+        if close.nats > close.error and math.isfinite(close.bound):  # else it is chance, and says nothing of more samples
             times = max(close.bound, FEW) / close.nats
             if times > 1:
                 found.append(f"about {times:.1f} times as many samples, if margins grow with their number")
-        found += [f"{what} (gained {gain:+.0f} nats when tried)" for what, gain in self.tried.items()]
+        found += [f"{what} (gained {gain:+.0f} nats when tried)" for what, gain in self.tried.items() if gain > 0]
         return (*found, "more seeds, by a larger budget")
 
 

@@ -100,17 +100,19 @@ def discover(
         tell("second opinions")
         found = zip(networks.questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
-    return _answer(search, fitter, verdicts, recipe, begun)
+    return _answer(search, fitter, verdicts, recipe, begun, minutes)
 
 
-def _answer(search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float) -> Answer:
+def _answer(
+    search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float, minutes: float | None
+) -> Answer:
     """The verdicts with the candidates, and the best of them as a fit."""
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
     notes = (
         *fitter.networks.notes,
-        *_shortened(fitter.plan.part("long"), fitter.schedule.epochs),
+        *_shortened(fitter.plan.part("long"), fitter.schedule.epochs, "minutes" if minutes else "budget"),
         *_idle(*search.idle()),
     )
     with processes.alone():
@@ -302,10 +304,10 @@ def _idle(nothing: int, runs: int) -> list[str]:
     return [f"{nothing} of {runs} runs learned nothing: more epochs, or a larger budget, may change it"] if nothing else []
 
 
-def _shortened(part: float, epochs: int) -> list[str]:
+def _shortened(part: float, epochs: int, limit: str) -> list[str]:
     if part > 0.99:
         return []
-    return [f"long runs had {part:.0%} of {epochs} epochs, to stay within the budget: a larger one makes them longer"]
+    return [f"long runs had {part:.0%} of {epochs} epochs, to stay within the {limit}: more makes them longer"]
 
 
 def _verdict(search: Search, fitter: Fitter, question: Question, finding: Finding, held_out: Data | None) -> Verdict:

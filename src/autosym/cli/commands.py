@@ -148,7 +148,7 @@ def discover(
             longer, it says so before it starts; if it takes twice as long, it is refused.
         budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
         seeds: how many seeds long runs have.
-        size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
+        size: resize images to HEIGHTxWIDTH; by default their size, at most 32 pixels, in multiples of 4.
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out, for a test accuracy and a second opinion; no choice depends on them.
         force: replace an earlier run in the output folder.
@@ -203,7 +203,7 @@ def fit(
         model: the paths of every layer, e.g. f-fc+conv, conv, or f-fc+conv+gconv:c4.
         epochs: how long to train; by default it follows from the number of images.
         seed: random seed of the initial weights and of the order of the images.
-        size: resize images to HEIGHTxWIDTH; by default they keep their size, up to 32 pixels.
+        size: resize images to HEIGHTxWIDTH; by default their size, at most 32 pixels, in multiples of 4.
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out for a test accuracy; no choice depends on them.
         lr: learning rate, relative to the size of weights; by default it follows from the number of steps.

@@ -55,13 +55,14 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     history = bounded(contents.get("history") or [])
     calibration, ranges = contents.get("calibration"), contents.get("ranges") or []
     found = decided(contents)
+    rejected = contents.get("epoch") == 0 and not found.nothing
     return {
-        "headline": words.headline(found, ranges),
+        "headline": words.NOT_GAINED if rejected else words.headline(found, ranges),
         "layers": [
             {"number": layer.number, "name": layer.name, "paths": rows, "words": words.predicate([layer])}
             for layer, rows in zip(found.layers, by_layer(symmetry).values(), strict=True)
         ],
-        "cautions": words.cautions(found),
+        "cautions": [*([words.REJECTED] if rejected else []), *words.cautions(found)],
         "title": contents.get("title") or "A fit by autosym",
         "invariance": words.invariance(ranges),
         "started": words.started(ranges),

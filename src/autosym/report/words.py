@@ -15,6 +15,11 @@ RULE = (
     f"A layer counts as symmetric if the paths that break the symmetry hold less than {100 * STRICT:g}\u202f% of its effective "
     f"parameters, and as nearly symmetric below {100 * NEARLY:g}\u202f%."
 )
+NOT_GAINED = "Nothing was gained: the network is as it was given."
+REJECTED = (
+    "Training found no more evidence than the given network has, so that one is kept, and curves are of a run that is not. Train longer, "
+    "or at a lower rate (lr=)."
+)
 CLAUSES = 3  # a headline names at most so many kinds of layers
 
 
