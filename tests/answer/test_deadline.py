@@ -177,7 +177,7 @@ def test_minutes_that_are_a_little_short_are_said_once(tmp_path, monkeypatch):
 )
 def test_the_minutes_that_are_needed_are_named(expected, minutes):
     with pytest.raises(ValueError, match=f"about {minutes} minutes here.*give {minutes} or more, .*or ask for one symmetry"):
-        check(0.4 * expected, expected, 3)
+        check(0.09 * expected, expected, 3)
     check(0.9 * expected, expected, 3)
     with pytest.warns(TooShort, match=f"it goes on; to change that, give {minutes} or more, or fewer samples$"):
-        check(0.6 * expected, expected, 1)
+        check(0.11 * expected, expected, 1)

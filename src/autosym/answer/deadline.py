@@ -33,7 +33,7 @@ BESIDE: dict[Stage, float] = {
 TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each about as long as the run
 PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
 TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
-REFUSED = 2.0  # times what was asked for: what is expected to take longer is not begun; a busy machine may double a measure
+REFUSED = 10.0  # times what was asked for: what is expected to take longer is not begun. A busy machine may measure three times too much
 OPINIONS = 2.0  # times ``beside`` for each second opinion, and for the best network
 
 

@@ -66,7 +66,7 @@ def discover(
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
     by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``). If even the
-    shortest search takes longer, a warning says so beforehand; if it takes twice as long, it is refused. ``seeds``: of long runs.
+    shortest search takes longer, a warning says so beforehand; if it takes ten times as long, it is refused. ``seeds``: of long runs.
     ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
     goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
     With torchrun, processes share the runs.
@@ -291,13 +291,12 @@ def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
         slopes = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
         float(slopes[0].sum())  # a GPU has then done it
         steps.append(time.perf_counter() - begun)
-    passes = []
-    for _ in range(2):  # the first warms up
-        begun = time.perf_counter()
-        with processes.alone():
-            laplace.at(model, fitter.data, fitter.likelihood, memory=fitter.options.get("memory"))
-        passes.append(time.perf_counter() - begun)
-    return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * min(passes)
+    with processes.alone():
+        for data in ((x[:8], y[:8]), fitter.data):  # the first warms up
+            begun = time.perf_counter()
+            laplace.at(model, data, fitter.likelihood, memory=fitter.options.get("memory"))
+    passed = time.perf_counter() - begun
+    return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
 
 
 def _idle(nothing: int, runs: int) -> list[str]:

@@ -145,7 +145,7 @@ def discover(
         symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical.
         model: the free path beside convolutions: f-fc+conv or where+conv.
         minutes: about how long all of it may take; networks are trained for fewer epochs if need be. If even the shortest search takes
-            longer, it says so before it starts; if it takes twice as long, it is refused.
+            longer, it says so before it starts; if it takes ten times as long, it is refused.
         budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
         seeds: how many seeds long runs have.
         size: resize images to HEIGHTxWIDTH; by default their size, at most 32 pixels, in multiples of 4.
