@@ -88,7 +88,7 @@ def test_the_shape_of_all_data_counts_and_not_that_of_a_batch():
 
 
 def test_errors_of_another_kind_stay_as_they_are():
-    """Of a model that adds the axis itself, of inputs with the right axes, and where there is no convolution."""
-    for model, x in ((AddsTheAxis(), X[:, 0]), (cnn(), X), (nn.Linear(6, 2), X)):
+    """Of a model that adds the axis itself, of inputs with the right axes, without a convolution, and if the model takes one sample."""
+    for model, x in ((AddsTheAxis(), X[:, 0]), (cnn(), X), (nn.Linear(6, 2), X), (nn.Conv2d(1, 2, 3), X[0])):
         with pytest.raises(ValueError, match=r"^something else$"), explained(model, x):
             raise ValueError("something else")
