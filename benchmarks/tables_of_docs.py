@@ -207,7 +207,7 @@ def peers() -> str:
 def augmented() -> str:
     """1,000 images of CIFAR-10: how each image is augmented and counted."""
     results = [result for result in findings.folder("augmented") if result["config"]["size"]["name"] == "small"]
-    header = ("images are", "by", "accuracy (%)", "NLL", "calibration error", "log evidence / N", "seeds")
+    header = ("augmented", "by", "accuracy (%)", "NLL", "calibration error", "log evidence / N", "seeds")
     return markdown(header, augmented_runs.lines(results)) + made(results, "python benchmarks/augmented.py --data DIR --small")
 
 
