@@ -12,11 +12,12 @@ from autosym.evidence import exact
 from autosym.noether import Search, discover
 from autosym.noether.candidates import cuts, least_drift, monomials, pairs_of_bodies
 from autosym.noether.conserved import Quadratic
+from autosym.noether.drift import STILL, UNCLEAR, drift_of, judged, motion, noise, noise_of, unexplained
 from autosym.noether.dynamics import symmetrised, velocity
-from autosym.noether.found import Quantity, count_directions, is_conserved, readable
+from autosym.noether.found import EVIDENT, readable, standing_out
 from autosym.noether.known import catalogue, unit, unitary
-from autosym.noether.regression import Regression
-from autosym.noether.search import _others, drift_of
+from autosym.noether.regression import Regression, stacked, unstacked
+from autosym.noether.search import _others, settled
 from autosym.noether.systems import System, oscillators, pendulum, planar_bodies
 from autosym.noether.trajectories import checked, velocities
 
@@ -94,15 +95,15 @@ def test_a_direction_is_taken_out_and_put_back(size):
 
 def test_an_oscillator_is_found_to_conserve_its_energy(oscillator):
     assert oscillator.symmetries == 1
-    assert oscillator.parallelness(oscillators(1).conserved)[0] >= 0.99
+    assert oscillator.parallelness(oscillators(1).conserved)[0] >= 0.9999
     (energy,) = oscillator.quantities
     assert energy.name == "energy"
-    assert energy.angle < 8
-    assert energy.drift < 0.15
+    assert energy.angle < 0.5
+    assert energy.drift < 0.001
     assert energy.nats > 3
     assert oscillator.log_evidence > oscillator.log_evidence_without
     assert "0.50 q1^2" in str(oscillator)
-    assert "You have 1 symmetry" in str(oscillator)
+    assert str(oscillator).startswith("1 conserved quantity was found among all that are linear or quadratic")
 
 
 def test_it_is_the_same_for_the_same_seed_and_leaves_the_generator_of_torch_alone():
@@ -130,29 +131,44 @@ def test_a_pendulum_conserves_nothing_of_degree_two():
     )
     found = discover(wide, 0.1, search=Search(points=60, starts=2, steps=200))
     assert found.symmetries == 0, str(found)
-    assert "no symmetries" in str(found)
+    assert "No conserved quantity was found" in str(found)
 
 
 HYPERBOLIC = System("hyperbolic", 2, 1, lambda x: (x[..., 1] ** 2 - x[..., 0] ** 2) / 2, ())
 FALL = System("fall", 2, 1, lambda x: x[..., 1] ** 2 / 2 + x[..., 0], ())
 
 
-@pytest.mark.parametrize("search", [QUICK, Search(points=20, starts=2, steps=200)])
-def test_a_flow_that_only_smooths_is_no_symmetry(search):
-    """q - p nearly stops where q + p grows: it drifts by 7 to 16 %, and has evidence only if the lengthscale is too short."""
-    found = discover(trajectories(HYPERBOLIC, 15, seed=1), 0.1, search=search, seed=1)
+def anharmonic(x):
+    q1, q2, p1, p2 = x.unbind(-1)
+    return (p1**2 + p2**2 + q1**2 + 2.7 * q2**2 + q1**2 * q2**2) / 2 + q1**4 / 4 + 0.075 * q2**4
+
+
+ANHARMONIC = System("anharmonic", 4, 2, anharmonic, ())
+
+
+def test_evidence_alone_makes_no_symmetry():
+    """Flows that smooth the Hamiltonian have evidence: 80 and 100 nats where they drift by 20 and 25 %, which counted before.
+
+    How much depends on the machine, by rounding: another one reached 23 nats in all, where 314 are usual.
+    """
+    search = Search(starts=3, steps=120, samples=64, features=64)
+    found = discover(trajectories(ANHARMONIC, 30, steps=39), 0.1, space=2, search=search)
+    assert found.log_evidence > found.log_evidence_without + EVIDENT, "the case is one where evidence misleads"
     assert found.symmetries == 0, str(found)
-    assert min(q.drift for q in found.drifting) < 0.25, "the case is one where the drift alone does not decide"
-    assert "no symmetries" in str(found)
+    assert found.drifting
+    assert "Not conserved" in str(found)
 
 
-def test_what_has_evidence_only_beside_a_direction_that_drifts_is_no_symmetry():
-    """Free fall conserves p^2 / 2 + q, and the evidence does not need it: see the page on conserved quantities."""
-    found = discover(trajectories(FALL, 15), 0.1, search=QUICK)
-    assert found.log_evidence > found.log_evidence_without, "the case is one where both together have evidence"
-    assert min(q.drift for q in found.drifting) < 0.25 < max(q.drift for q in found.drifting)
-    assert found.symmetries == 0
-    assert "Not counted: 2" in str(found)
+@pytest.mark.parametrize("system", [HYPERBOLIC, FALL], ids=lambda s: s.name)
+def test_what_does_not_drift_and_has_no_evidence_is_undecided(system):
+    """The energy of an open orbit: see the page on conserved quantities."""
+    found = discover(trajectories(system, 15), 0.1, search=QUICK)
+    assert found.symmetries == 0, str(found)
+    (energy,) = found.undecided
+    assert energy.drift < 1e-3
+    assert "Undecided" in str(found)
+    assert "More states" in str(found)
+    assert found.as_dict()["undecided"][0]["doubt"] == "evidence"
 
 
 @pytest.mark.parametrize("system", [HYPERBOLIC, FALL], ids=lambda s: s.name)
@@ -165,11 +181,137 @@ def test_open_orbits_have_their_energy_as_the_quantity_of_least_drift(system):
     assert torch.corrcoef(values)[0, 1].abs() > 0.999999
 
 
-@pytest.mark.parametrize(
-    ("drift", "nats", "conserved"), [(0.09, -60.0, True), (0.11, 4.0, False), (0.2, 6.0, True), (0.26, 100.0, False)]
-)
-def test_a_quantity_that_drifts_needs_evidence(drift, nats, conserved):
-    assert is_conserved(Quantity("", (), (), None, 0.0, drift, nats)) == conserved
+def central(broken=0.0):
+    """A central force, broken by a term that turns angular momentum."""
+    return System(
+        "central", 4, 2, lambda x: x.square().sum(-1) / 2 + x[..., :2].square().sum(-1) ** 2 / 4 + broken * x[..., 0] ** 2, ()
+    )
+
+
+@pytest.mark.parametrize(("broken", "counts"), [(0.0, (1, 0)), (0.05, (0, 1)), (0.3, (0, 0))])
+def test_a_quantity_is_settled_undecided_or_not_conserved(broken, counts):
+    x = trajectories(central(broken), 30, steps=39)
+    x /= x.square().mean().sqrt()
+    still, unclear = settled(x[:24], x[24:])
+    assert (len(still), len(unclear)) == counts
+    for one in torch.cat([still, unclear]):
+        angular = list(catalogue(2, 2))[2]
+        assert angular.name == "angular momentum"
+        assert abs(one @ angular.vector()) > 0.99
+
+
+def test_a_quantity_is_judged_along_trajectories_it_was_not_chosen_by():
+    x = trajectories(central(), 30, steps=39)
+    x /= x.square().mean().sqrt()
+    other = trajectories(central(0.3), 6, steps=39)
+    assert [len(span) for span in settled(x[:24], other / other.square().mean().sqrt())] == [0, 0]
+
+
+def test_noise_explains_its_own_drift_and_no_other():
+    """Angular momentum drifts by the noise alone; momentum by more."""
+    x = trajectories(central(), 40, steps=39)
+    noisy = (
+        x + torch.tensor([0.02, 0.02, 0.05, 0.05]) * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).double()
+    )
+    for bound in noise(noisy):
+        assert_close(bound.sqrt(), torch.tensor([0.02, 0.02, 0.05, 0.05]).double(), rtol=0.1, atol=0)
+    least, most = noise(x)
+    assert not least.any(), "smooth motion is not noise"
+    assert most.sqrt().max() < 3e-3
+    momentum, _, angular = (unstacked(known.vector()[None]) for known in catalogue(2, 2)[:3])
+    assert drift_of(angular, noisy) > STILL, "the case is one where the drift alone is too large"
+    assert unexplained(drift_of(angular, noisy), noise_of(angular, noisy)[0]) < STILL
+    assert unexplained(drift_of(momentum, noisy), noise_of(momentum, noisy)[0]) > 5 * UNCLEAR
+
+
+# ---- data that look as if something were conserved
+
+
+def doubts(x, count=24):
+    """What is said of the quantities of least drift, and how many do not change."""
+    x = x / x.square().mean().sqrt()
+    return [judged(unstacked(one[None]), x[:count], x[count:]) for one in least_drift(x[:count])[1]]
+
+
+def test_motion_between_few_states_is_not_noise(monkeypatch):
+    """Four states 0.5 apart: differences of any order are large, and taken for noise they explain 15 % of drift."""
+    x = ANHARMONIC.trajectories(ANHARMONIC.starts(60, torch.Generator().manual_seed(0)), 0.5, 3)
+    assert not noise(x)[0].any()
+    assert "" not in doubts(x, 48)
+    for bound, value in (("LEVEL", 0.0), ("LOUD", 1.0), ("SURE", 10.0)):
+        monkeypatch.setattr(f"autosym.noether.drift.{bound}", value)
+    assert "" in doubts(x, 48)
+
+
+def test_noise_that_hides_much_explains_nothing():
+    x = trajectories(central(), 30, steps=39)
+    loud = x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).double()
+    assert "" in doubts(x)
+    assert "" not in doubts(loud)
+    assert "unclear" in doubts(loud)
+
+
+def test_noise_larger_than_the_drift_is_none():
+    """Momentum of a free body is exact, and its place is noisy in turns: what alternates has differences of white noise."""
+    x = trajectories(central(), 30, steps=39)
+    angular = unstacked(catalogue(2, 2)[2].vector()[None])
+    assert judged(angular, x[:24], x[24:]) == ""
+    grown = angular.A[0] @ x.mT  # along it L changes most
+    swaying = x + 0.06 * grown.mT * torch.tensor([1.0, -1.0]).repeat(20)[:, None]
+    assert judged(angular, swaying[:24], swaying[24:]) != ""
+
+
+def test_states_that_change_by_chance_are_refused():
+    starts = ANHARMONIC.starts(10, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"p\w+ changes from one state to the next as if by chance.*shorter steps"):
+        discover(ANHARMONIC.trajectories(starts, 1.0, 39), 1.0, search=TINY)
+
+
+@pytest.mark.parametrize("small", [1.0, 0.005])
+def test_a_small_coordinate_conserves_no_more(small):
+    """Relative to the motion of the other oscillator everything of this one stood still: ten quantities in place of four."""
+    starts = oscillators(2).starts(30, torch.Generator().manual_seed(0)) * torch.tensor([1.0, small]).repeat(2)
+    x = oscillators(2).trajectories(starts, 0.1, 39)
+    assert doubts(x).count("") == 4
+    assert set(doubts(x)[4:]) == {"changes"}
+    assert_close(motion(x)[1] / motion(x)[0], motion(x / torch.tensor([1.0, small]).repeat(2))[1] / motion(x)[0] * small**2)
+
+
+@pytest.mark.parametrize("near", [0.1, 0.01])
+def test_starts_that_are_nearly_alike_conserve_no_more(near):
+    draw = torch.Generator().manual_seed(2)
+    starts = ANHARMONIC.starts(1, draw) + near * torch.randn(30, 4, generator=draw).double()
+    x = ANHARMONIC.trajectories(starts, 0.1, 39)
+    found = doubts(x)
+    assert "" not in found
+    assert found.count("changes") >= 12
+
+
+def test_what_is_the_same_for_all_trajectories_is_undecided():
+    """A circle of one size, in pieces: its energy is the same everywhere, but for a wave that is the same along every piece."""
+    angle = torch.linspace(0, 200, 1200).double()
+    x = torch.stack([angle.cos(), angle.sin()], 1).reshape(30, 40, 2)
+    x = x * (1 + 0.005 * torch.linspace(0, 6, 40).double().sin()[:, None])
+    energy = unstacked(catalogue(1)[0].vector()[None])
+    assert drift_of(energy, x) < STILL
+    assert judged(energy, x[:24], x[24:]) == "alike"
+    differing = x * torch.linspace(0.5, 2, 30).double()[:, None, None]
+    assert judged(energy, differing[:24], differing[24:]) == ""
+
+
+def test_a_quantity_is_shown_with_the_terms_that_change():
+    """Far from the origin the energy has factors that are small beside those of its linear terms, which it cannot do without."""
+    found = discover(trajectories(oscillators(1)) + 50, 0.1, search=TINY)
+    (energy,) = found.quantities + found.undecided
+    assert "q1^2" in energy.text
+    assert "p1^2" in energy.text
+
+
+def test_rows_are_quantities_and_back():
+    quantities = Quadratic(4, 3, 0.3, 6.0)
+    back = unstacked(stacked(quantities), 6.0)
+    assert_close(back.A, quantities.A)
+    assert_close(back.b, quantities.b)
 
 
 def test_other_directions_are_the_rest_of_the_span():
@@ -215,7 +357,8 @@ def test_the_least_drift_is_that_of_what_bodies_conserve(masses, noise, least):
     assert min(within(directions[:7], known, 1.0) for known in system.conserved) > least
     for drift, direction in zip(drifts[[0, 7, 20]], directions[[0, 7, 20]], strict=True):
         quantity = Quadratic.of(direction[:144].reshape(1, 12, 12), direction[None, 144:])
-        assert drift_of(quantity, x) == pytest.approx(float(drift), rel=1e-3, abs=1e-5), "the drift that is reported"
+        left = unexplained(drift_of(quantity, x), noise_of(quantity, x)[0])
+        assert left == pytest.approx(float(drift), rel=1e-3, abs=1e-5), "the drift that is reported"
 
 
 def test_a_field_takes_its_momentum_from_the_quantities_of_least_drift():
@@ -272,8 +415,7 @@ def test_directions_of_least_drift_are_not_judged_by_the_trajectory_they_were_ch
     with pytest.raises(ValueError, match=r"one trajectory.*Give several trajectories"):
         discover(one, 0.1, search=TINY)
     with pytest.raises(ValueError, match="one trajectory"):
-        discover(trajectories(oscillators(1), 1), 0.1, search=replace(TINY, directions="least-drift"))
-    assert discover(trajectories(oscillators(1), 1), 0.1, search=TINY).points == 8, "learned directions may have one"
+        discover(trajectories(oscillators(1), 1), 0.1, search=TINY)
 
 
 def test_fewer_changes_than_quantities_are_refused():
@@ -299,7 +441,6 @@ def test_three_bodies_conserve_momenta_and_angular_momentum(seed):
     assert min(within(found.directions[:7], known, found.scale) for known in system.conserved) >= 0.95
     assert found.features == "pairs of bodies"
     assert found.log_evidence > found.log_evidence_without + 50
-    assert min(q.nats for q in found.quantities) < 0, "a member of the set that the evidence does not need, and that counts"
 
 
 @pytest.mark.slow
@@ -310,9 +451,8 @@ def test_in_a_field_three_bodies_do_not_conserve_the_momentum_along_it():
     assert "momentum y" in {q.name for q in found.quantities}
 
 
-def test_the_rule_of_counting():
-    assert count_directions(torch.tensor([2.0, 1.0, 0.3]), 1.0) == 2
-    assert count_directions(torch.tensor([2.0, 1.0, 0.3]), -1.0) == 0
+def test_how_many_directions_stand_out():
+    assert standing_out([2.0, 1.0, 0.3]) == 2
 
 
 def test_a_rotated_span_is_read_as_the_known_quantities_in_it():
@@ -333,19 +473,26 @@ def test_drift_tells_what_is_conserved_from_what_is_not():
     )
     assert drift_of(energy, x) < 1e-4
     assert drift_of(momentum, x) > 0.5
-    moved = x - x.mean(1, keepdim=True)
-    usual = moved.square().sum(-1).mean() / 2  # of a slope of one, along any of two directions
-    assert drift_of(momentum, x) == pytest.approx(float((moved[..., 1].square().mean() / usual).sqrt()))
-    assert drift_of(momentum, 7 * x) == pytest.approx(drift_of(momentum, x)), "whatever the units"
+    along = (x - x.mean(1, keepdim=True)).square().mean((0, 1))
+    part = (along / x.flatten(0, 1).var(0, correction=0)).mean()
+    between = x.var(0).mean(0)
+    assert drift_of(momentum, x) == pytest.approx(float((along[1] / (between[1] * part)).sqrt()))
+    for units in (7.0, torch.tensor([1.0, 7.0]).double()):
+        assert drift_of(momentum, units * x) == pytest.approx(drift_of(momentum, x)), "whatever the units"
 
 
-def test_drift_is_that_of_held_out_trajectories_alone(oscillator):
+def test_drift_is_that_of_held_out_trajectories_alone():
     """The last two of ten, which were not learned from; others differ."""
-    (energy,) = oscillator.quantities
-    quantity, x = Quadratic.of(torch.tensor([energy.A]), torch.tensor([energy.b])), trajectories(oscillators(1))
-    assert energy.drift == pytest.approx(drift_of(quantity, x[8:]), rel=1e-4)
-    assert energy.drift != pytest.approx(drift_of(quantity, x), rel=0.02)
-    assert energy.drift != pytest.approx(drift_of(quantity, x[:8]), rel=0.02)
+    x = trajectories(oscillators(1))
+    x += 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).double()
+    found = discover(x, 0.1, search=TINY)
+    (energy,) = found.quantities + found.undecided
+    quantity = Quadratic.of(torch.tensor([energy.A]).double(), torch.tensor([energy.b]).double())
+    moves = motion(x)
+    assert energy.drift == pytest.approx(drift_of(quantity, x[8:], moves), rel=1e-4)
+    assert energy.drift != pytest.approx(drift_of(quantity, x, moves), rel=0.02)
+    assert energy.drift != pytest.approx(drift_of(quantity, x[:8], moves), rel=0.02)
+    assert energy.noise == pytest.approx(noise_of(quantity, x[8:], moves)[0], rel=1e-4)
     assert len(energy.along) == 2
 
 

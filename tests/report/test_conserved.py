@@ -43,7 +43,7 @@ def contents(**changes):
 
 def test_the_page_holds_all_that_was_found():
     page = conserved.html(contents())
-    assert "You have 1 symmetry: energy." in page
+    assert "1 conserved quantity: energy." in page
     assert "0.50 q1² − 0.50 p1²" in page
     assert len(re.findall(r'<img src="data:image/png;base64,', page)) == 1
     values = dict(re.findall(r'<data value="([^"]+)" data-key="(\w+)"', page)[::-1])
@@ -66,21 +66,23 @@ def test_cautions_say_what_to_doubt():
     said = lambda **changes: " ".join(conserved.view(contents(**changes))["cautions"])  # noqa: E731
     assert said() == ""
     assert "no more evidence" in said(log_evidence_without=93.0)
-    assert "approximate" in said(drifting=[quantity(drift=0.5)])
-    assert "implied by the others" in said(quantities=[quantity(nats=0.1)])
-    assert "local optima" in said(starts=[80.0, 92.0])
+    assert "Not conserved: 1 found by evidence alone" in said(drifting=[quantity(drift=0.5)])
+    assert "less noise" in said(undecided=[quantity(drift=0.03, doubt="unclear")])
+    assert "other starts" in said(undecided=[quantity(doubt="alike")])
+    assert "More states" in said(undecided=[quantity(doubt="evidence")])
+    assert "Not needed to explain the velocities: energy" in said(quantities=[quantity(nats=0.1)])
 
 
 def test_nothing_found_is_a_page_too():
     page = conserved.html(contents(symmetries=0, quantities=[], generators=[], singular_values=[0.3, 0.2]))
-    assert "No conserved quantity of degree two was found." in page
+    assert "No conserved quantity was found among all that are linear or quadratic" in page
     assert "There is no quantity to follow." in page
 
 
 def test_the_demo_prints_the_quantity_in_symbols_and_writes_result_and_report(tmp_path, capsys):
     assert commands.main(["noether", "--demo", "oscillator", "--points", "10", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    for words in ("You have 1 symmetry", "q1^2", "parallelness", "report.html"):
+    for words in ("1 conserved quantity was found", "q1^2", "parallelness", "report.html"):
         assert words in shown
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["title"] == "oscillator"

@@ -1,11 +1,10 @@
 """Candidates in closed form: the quantities of degree two that change least along trajectories, in order of their drift.
 
     C_u(x) = sum_i u_i C_i(x),   C_i all monomials of degree one and two
-    drift(u)^2 = u^T W u / (u^T G u * s),     W = mean (C - its mean along the trajectory)^2,   G = mean grad C . grad C
+    drift(u)^2 = u^T (W - S) u / u^T G u,      W = mean (C - its mean along the trajectory)^2,      G = mean grad C diag(m) grad C,
+                                               S = mean grad C diag(s^2) grad C, which noise of the states explains (``drift``)
 
-W and G are matrices, so the quantities of least drift are eigenvectors. Noise of the states adds the same to every drift: it moves
-the states, and C changes by that times its gradient. So the order survives noise. No drift is small by itself: what counts as a
-symmetry is for the evidence to say.
+These are matrices, so the quantities of least drift are eigenvectors, found in coordinates of mean 0 and size 1.
 """
 
 import math
@@ -15,13 +14,17 @@ import torch
 from torch import Tensor
 
 from autosym.noether.conserved import Quadratic
+from autosym.noether.drift import between, motion, noise
 
 FLAT = 1e-9  # of the largest: the data do not extend in this direction
-NEGLIGIBLE = 1e-3  # drifts below it are taken for equal
+NEGLIGIBLE = 5e-3  # drifts below it are taken for equal: noise leaves so much of what is conserved
 
 
 def least_drift(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Drifts (D,) in ascending order, and the quantities (A, b) as unit rows (D, M M + M), of trajectories x (N, T, M) of size 1."""
+    """Drifts (D,) that noise does not explain, in ascending order, and quantities (A, b) as unit rows (D, M M + M).
+
+    ``x`` are trajectories (N, T, M).
+    """
     count, length, dimension = x.shape
     basis = monomials(dimension).to(x)
     if count * (length - 1) < len(basis):
@@ -31,24 +34,32 @@ def least_drift(x: Tensor) -> tuple[Tensor, Tensor]:
             f"not. Besides those held out, give at least {math.ceil(len(basis) / (length - 1))} trajectories, "
             f"or {math.ceil(len(basis) / count) + 1} states of each"
         )
-    A, b = basis[:, : dimension**2].unflatten(1, (dimension, dimension)), basis[:, dimension**2 :]
-    values = torch.einsum("nti,kij,ntj->ntk", x, A, x) / 2 + x @ b.mT
-    changes = (values - values.mean(1, keepdim=True)).flatten(0, 1)
     states = x.flatten(0, 1)
-    moved = (x - x.mean(1, keepdim=True)).square().sum(-1).mean() / dimension
-    spread = torch.linalg.eigvalsh(torch.cov(states.mT))
-    if spread[0] <= FLAT * spread[-1]:
+    centre, size = states.mean(0), between(x).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
+    z = (x - centre) / size
+    spread = torch.linalg.eigvalsh(torch.corrcoef(states.mT))
+    if not spread[0] > FLAT * spread[-1]:
         filled = int((spread > FLAT * spread[-1]).sum())
         raise ValueError(
             f"the states fill only {filled} of {dimension} dimensions, as in the frame of the centre of mass: which quantities of the "
             "other dimensions are conserved cannot be seen. Give trajectories with a moving centre"
         )
-    slopes = (torch.einsum("kij,nj->nki", A, states) + b).mT.flatten(0, 1)  # (N T M, D)
-    root = torch.linalg.cholesky(slopes.mT @ slopes / len(states))
-    whitened = torch.linalg.solve_triangular(root, changes.mT, upper=False)
-    squares, vectors = torch.linalg.eigh(whitened @ whitened.mT / (len(states) * moved))
+    A, b = basis[:, : dimension**2].unflatten(1, (dimension, dimension)), basis[:, dimension**2 :]
+    values = torch.einsum("nti,kij,ntj->ntk", z, A, z) / 2 + z @ b.mT
+    changes = (values - values.mean(1, keepdim=True)).flatten(0, 1)
+    slopes = (torch.einsum("kij,nj->nki", A, z.flatten(0, 1)) + b).mT  # (N T, M, D)
+    by_noise = slopes * ((1 - 1 / length) * noise(z)[0]).sqrt()[:, None]
+    root = torch.linalg.cholesky(_gram(slopes.flatten(0, 1)) / len(states))
+    whitened, noisy = (torch.linalg.solve_triangular(root, t.mT, upper=False) for t in (changes, by_noise.flatten(0, 1)))
+    squares, vectors = torch.linalg.eigh((_gram(whitened.mT) - _gram(noisy.mT)) / (len(states) * motion(z).mean()))
     found = torch.linalg.solve_triangular(root.mT, vectors, upper=True).mT @ basis
-    return squares.clamp_min(0).sqrt(), found / found.norm(dim=1, keepdim=True)
+    A = found[:, : dimension**2].unflatten(1, (dimension, dimension)) / torch.outer(size, size)
+    rows = torch.cat([A.flatten(1), found[:, dimension**2 :] / size - A @ centre], 1)  # in x
+    return squares.clamp_min(0).sqrt(), rows / rows.norm(dim=1, keepdim=True)
+
+
+def _gram(t: Tensor) -> Tensor:
+    return t.mT @ t
 
 
 def begin(conserved: Quadratic, trajectories: Tensor, start: float) -> None:

@@ -1,5 +1,6 @@
 """The result of a search: quantities in symbols, with names, singular values, drift, and the evidence for each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +9,13 @@ import torch
 from torch import Tensor
 
 from autosym.noether.conserved import Quadratic
+from autosym.noether.drift import Doubt, unexplained
 from autosym.noether.known import Known, unit
+from autosym.report import words
 from autosym.report.drawing import new_figure
-from autosym.report.words import APPROXIMATE
 
 STANDS_OUT = 0.2  # of the largest singular value: a direction below it is a remainder of the random start
-DRIFTS = 0.1  # a quantity that drifts more than this is not conserved, unless the evidence needs it
-ROUGH = 0.25  # a quantity that drifts more than this is not conserved, whatever its evidence
-EVIDENT = 5.0  # nats, odds of 150 to 1: the least evidence for a set of quantities, or for one that drifts more than DRIFTS
+EVIDENT = 5.0  # nats, odds of 150 to 1: the least evidence for a set of quantities
 SAME = 0.95  # a quantity gets the name of a known one if their cosine is at least this
 
 
@@ -29,36 +29,44 @@ class Quantity:
     name: str | None  # of the nearest known quantity, if the cosine of their angle is at least SAME
     angle: float  # to the nearest known quantity, in degrees
     drift: float  # change of C along held-out trajectories; 1 is the change by a move of that size in any direction
-    nats: float  # the log evidence lost without it
+    nats: float  # the log evidence lost without it, or gained with it if it is undecided
     along: tuple[tuple[float, ...], ...] = ()  # its change along some of these trajectories, in the units of ``drift``
+    noise: float = 0.0  # the part of ``drift`` that noise of the states explains, at least
+    doubt: Doubt = ""  # why it does not count
+
+    @property
+    def changes(self) -> float:
+        """The drift that noise does not explain."""
+        return unexplained(self.drift, self.noise)
 
     def __str__(self) -> str:
         called = (
             f"{self.name}, at {self.angle:.1f} degrees" if self.name else f"no known one (nearest at {self.angle:.0f} degrees)"
         )
-        return f"{self.text}\n      {called}; drift {self.drift:.1%}; {self.nats:+.1f} nats of evidence for it"
+        noisy = f" ({self.noise:.1%} by noise)" if self.noise >= 0.001 else ""
+        return f"{self.text}\n      {called}; drift {self.drift:.1%}{noisy}; {self.nats:+.1f} nats of evidence for it"
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """The conserved quantities that the evidence supports.
+    """The conserved quantities: those that do not change along trajectories, and that the evidence supports.
 
-    Directions stand out if their singular value in the stack of generators is at least STANDS_OUT of the largest (directions of
-    least drift all have the same: the evidence chooses how many there are), and if all directions together have more evidence than
-    no symmetry. Those that drift by at most DRIFTS along held-out trajectories are conserved, and so are those that drift by at
-    most ROUGH if EVIDENT nats are lost without them. They count if they have evidence as a set: by themselves, without all other
-    directions, at least EVIDENT nats more than no symmetry. A member of the set may have negative nats, as flows of other members
-    can move points in the same way.
+    Candidates come in closed form from the training trajectories (``candidates.least_drift``). Whether a candidate changes, there and
+    along held-out trajectories, is judged by ``drift.judged``. All that do not change count together, as a set: if, by themselves,
+    they have at least EVIDENT nats more than no symmetry. A member of the set may have negative nats, as flows of other members can
+    move points in the same way. Evidence alone does not do: a flow that is no
+    symmetry smooths the Hamiltonian, and that has evidence too.
     """
 
     quantities: tuple[Quantity, ...]
-    drifting: tuple[Quantity, ...]  # stand out, but are not conserved, or have too little evidence by themselves
+    undecided: tuple[Quantity, ...]  # by their ``doubt``
+    drifting: tuple[Quantity, ...]  # the search by evidence found them (at least STANDS_OUT of the largest), but they change
     singular_values: tuple[float, ...]
     directions: Tensor  # right singular vectors (rank, M M + M) of (A, b), in units where the data have size 1
     log_evidence: float  # of the velocities, in nats, exact; with the quantities alone, or with all directions if none counts
     log_evidence_without: float  # of the same model without any symmetry
     starts: tuple[float, ...]  # the log evidence that each start, or each number of directions, reached; the best is kept
-    residual: float  # change of the averaged H under its flows, relative to F: 0 is invariant
+    residual: float  # change of the H that the search learned under its flows, relative to F: 0 is invariant
     points: int
     scale: float  # root mean square of all coordinates of the data
     features: str = "all coordinates"  # what the features of the Hamiltonian depend on
@@ -84,9 +92,11 @@ class Discovery:
         return {
             "symmetries": self.symmetries,
             "quantities": [vars(q) for q in self.quantities],
+            "undecided": [vars(q) for q in self.undecided],
             "drifting": [vars(q) for q in self.drifting],
             "parallelness": [float(np.cos(np.deg2rad(q.angle))) for q in self.quantities],
             "singular_values": list(self.singular_values),
+            "standing_out": standing_out(self.singular_values),
             "generators": self.generators(),
             "log_evidence": self.log_evidence,
             "log_evidence_without": self.log_evidence_without,
@@ -99,16 +109,17 @@ class Discovery:
     def __str__(self) -> str:
         count = self.symmetries
         gain = self.log_evidence - self.log_evidence_without
-        lines = [f"You have {count or 'no'} symmetr{'y' if count == 1 else 'ies'} of degree two at most."]
+        lines = [words.counted(count)]
         lines += [f"C{i + 1} = {q}" for i, q in enumerate(self.quantities)]
+        lines += [f"Undecided: {q}\n      {words.undecided(q.doubt)}" for q in self.undecided]
         if self.drifting:
             worst = max(q.drift for q in self.drifting)
-            lines.append(f"Not counted: {len(self.drifting)} that stand out but {APPROXIMATE} (drift up to {worst:.0%}).")
-        lines.append("Singular values: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
+            lines.append(f"Not conserved: {len(self.drifting)} {words.DRIFTING} (drift up to {worst:.0%}).")
+        of = "" if count else " of what the search learned"
         lines.append(
-            f"Log evidence {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry; "
-            f"the averaged Hamiltonian still changes under its flows, by {self.residual:.1%} of the change without averaging."
+            f"Log evidence{of} {self.log_evidence:.1f} nats over {self.points} points, {gain:+.1f} against no symmetry."
         )
+        lines.append("Singular values of what the search learned: " + ", ".join(f"{s:.2f}" for s in self.singular_values))
         return "\n".join(lines)
 
     def plot(self) -> Any:
@@ -116,7 +127,7 @@ class Discovery:
         generators = self.generators()
         figure = new_figure(3.2 * (1 + max(1, len(generators))), 3.2)
         axes = figure.subplots(1, 1 + len(generators), squeeze=False)[0]
-        heights, count = self.singular_values, self.symmetries + len(self.drifting)
+        heights, count = self.singular_values, standing_out(self.singular_values)
         axes[0].bar(range(1, len(heights) + 1), heights, color=["C0" if i < count else "0.75" for i in range(len(heights))])
         axes[0].axhline(STANDS_OUT * max(heights), color="0.4", linestyle=":", linewidth=1)
         axes[0].set(title=f"{count} of {len(heights)} stand out", xlabel="generator", ylabel="singular value")
@@ -127,14 +138,9 @@ class Discovery:
         return figure
 
 
-def is_conserved(quantity: Quantity) -> bool:
-    """Drifts little; or not too much, if the evidence needs it: a direction that was learned from few points is a few degrees off."""
-    return quantity.drift <= (ROUGH if quantity.nats >= EVIDENT else DRIFTS)
-
-
-def count_directions(singular_values: Tensor, gain: float) -> int:
-    """How many directions stand out; 0 if all together have no evidence for them."""
-    return int((singular_values >= STANDS_OUT * singular_values.max()).sum()) if gain > 0 else 0
+def standing_out(singular_values: Sequence[float]) -> int:
+    """How many directions stand out."""
+    return sum(value >= STANDS_OUT * max(singular_values) for value in singular_values)
 
 
 def readable(span: Tensor, known: list[Known], scale: float) -> Tensor:

@@ -94,13 +94,25 @@ def coordinates(count: int, space: int = 1) -> list[str]:
     return places + [f"p{place}" for place in places]
 
 
-def symbols(A: Tensor, b: Tensor, names: Sequence[str], negligible: float = 0.02) -> str:
-    """1/2 x^T A x + b^T x in symbols; terms below ``negligible`` of the largest are left out."""
-    terms = {names[i]: float(b[i]) for i in range(len(b))}
+def symbols(A: Tensor, b: Tensor, names: Sequence[str], states: Tensor | None = None, negligible: float = 0.02) -> str:
+    """1/2 x^T A x + b^T x in symbols, without terms below ``negligible`` of the largest.
+
+    Terms are compared by their deviation over ``states`` (S, M), or by their factors if none are given.
+    """
+    terms: dict[str, tuple[float, tuple[int, ...]]] = {names[i]: (float(b[i]), (i,)) for i in range(len(b))}
     for i, j in combinations_with_replacement(range(len(b)), 2):
         key = f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
-        terms[key] = float(A[i, j]) / (2 if i == j else 1)
-    largest = max(map(abs, terms.values()))
-    kept = [(key, value) for key, value in terms.items() if largest and abs(value) >= negligible * largest]
-    text = " ".join(f"{'-' if value < 0 else '+'} {abs(value):.2f} {key}" for key, value in kept)
+        terms[key] = (float(A[i, j]) / (2 if i == j else 1), (i, j))
+    sizes = {
+        key: abs(factor) * (1.0 if states is None else float(states[:, list(of)].prod(1).std(correction=0)))
+        for key, (factor, of) in terms.items()
+    }
+    largest = max(sizes.values())
+    kept = [(key, factor) for key, (factor, _) in terms.items() if largest and sizes[key] >= negligible * largest]
+    text = " ".join(f"{'-' if factor < 0 else '+'} {_short(abs(factor))} {key}" for key, factor in kept)
     return text.removeprefix("+ ").replace("- ", "-", 1) if text.startswith("-") else text.removeprefix("+ ") or "0"
+
+
+def _short(factor: float) -> str:
+    """Two decimals, or as many as show two digits."""
+    return f"{factor:.2f}" if factor >= 0.1 else f"{factor:.2g}"

@@ -123,12 +123,15 @@ class Regression(nn.Module):
         """Project orthonormal ``directions`` (D, M M + M) of (A, b) out of the quantities, inside the ``with`` block."""
         if self.conserved is None:
             raise ValueError("Regression has no conserved quantities to take directions from: make it with some")
-        kept = self.conserved
-        stack = stacked(kept)
+        stack = stacked(self.conserved)
         rest = stack - stack @ directions.mT.to(stack) @ directions.to(stack)
-        dimension = kept.b.shape[1]
-        A, b = rest[:, : dimension**2].reshape(-1, dimension, dimension), kept.size * rest[:, dimension**2 :]
-        self.conserved = Quadratic.of(A, b)
+        with self.holding(unstacked(rest, float(self.conserved.size))):
+            yield
+
+    @contextmanager
+    def holding(self, conserved: Quadratic) -> Iterator[None]:
+        """Fixed quantities in place of its own, inside the ``with`` block."""
+        kept, self.conserved = self.conserved, conserved.requires_grad_(False)
         try:
             yield
         finally:
@@ -141,3 +144,9 @@ def stacked(conserved: Quadratic) -> Tensor:
     J is orthogonal, so the generators have the same singular values, with x in units of ``size``.
     """
     return torch.cat([conserved.A.flatten(1), conserved.shift], 1).detach()
+
+
+def unstacked(rows: Tensor, size: float = 1.0) -> Quadratic:
+    """The quantities whose (A_k, b_k / size) are the rows (K, M M + M)."""
+    dimension = math.isqrt(rows.shape[1])
+    return Quadratic.of(rows[:, : dimension**2].unflatten(1, (dimension, -1)), size * rows[:, dimension**2 :])

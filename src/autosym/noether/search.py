@@ -10,13 +10,16 @@ from torch import Tensor
 
 from autosym.noether.candidates import cuts, least_drift, pairs_of_bodies
 from autosym.noether.conserved import Measure, Quadratic
+from autosym.noether.drift import Doubt, changes, drift_of, judged, motion, noise, noise_of
 from autosym.noether.dynamics import residual
-from autosym.noether.found import EVIDENT, SAME, Discovery, Quantity, count_directions, is_conserved, readable
-from autosym.noether.known import Known, catalogue, coordinates, symbols
-from autosym.noether.regression import Regression, stacked
+from autosym.noether.found import EVIDENT, SAME, Discovery, Quantity, readable, standing_out
+from autosym.noether.known import Known, catalogue, coordinates, symbols, unit
+from autosym.noether.regression import Regression, stacked, unstacked
 from autosym.noether.trajectories import checked, velocities
 
 ALL, PAIRS = "all coordinates", "pairs of bodies"  # what the features of a Hamiltonian may depend on
+SIZES = (0.3, 1.0)  # of given quantities at first, in units of the data: the best is kept, as there are local optima
+CHANCE = 0.25  # of the variance of a coordinate: if noise may have more, nothing can be said
 STEPS = 100  # in which hyperparameters are learned again, once directions are taken out
 FINAL = 1024  # number of tau in the reported evidence
 SHOWN, SHOWN_STATES = 8, 100  # a report draws quantities along at most so many held-out trajectories, and states of each
@@ -100,7 +103,7 @@ def discover(
     plan = search.plan(n)
     if n % space or not 1 <= space <= 3:
         raise ValueError(f"{n} coordinates cannot be bodies in {space} dimensions: space must be 1, 2 or 3, and divide {n}")
-    if len(x) == 1 and search.way(n) == "least-drift":
+    if len(x) == 1:
         raise ValueError(
             "there is one trajectory: directions chosen by their drift along it drift little there, conserved or not. Give several "
             "trajectories from different starts, so that the drift is measured along others"
@@ -118,19 +121,31 @@ def discover(
     flat = [t[train].flatten(0, 1) for t in (states, rates)]
     chosen = torch.randperm(len(flat[0]), generator=generator)[: plan.points]
     points, targets, scale = _normalised(flat[0][chosen], flat[1][chosen])
+    _check_steps(x, coordinates(n, space))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if search.way(n) == "learned":
             fitted = _best(points, targets, search, plan, seed)
         else:
             fitted = _in_order(points, targets, x[train] / scale, search, plan, n // space, seed)
-        return _read(fitted, points, targets, x[test], catalogue(n, space), coordinates(n, space), scale)
+        return _read(fitted, points, targets, x[train], x[test], catalogue(n, space), coordinates(n, space), scale)
+
+
+def _check_steps(x: Tensor, names: list[str]) -> None:
+    """Refuse states that change from one to the next as if by chance."""
+    part = noise(x)[1] / x.flatten(0, 1).var(0).clamp_min(torch.finfo(x.dtype).tiny)
+    worst = int(part.argmax())
+    if part[worst] > CHANCE:
+        raise ValueError(
+            f"{names[worst]} changes from one state to the next as if by chance, by {float(part[worst]):.0%} of its variance: steps are "
+            "too long to follow the motion, states are too noisy, or all trajectories are alike. Give shorter steps, or less noise"
+        )
 
 
 def _split(count: int, part: float) -> tuple[slice, slice]:
-    """Trajectories to learn from, and to measure drift on; a single trajectory serves for both, if directions are learned."""
-    kept = count - math.ceil(part * count) if count > 1 else 1
-    return slice(0, max(1, kept)), slice(max(1, kept), None) if count > 1 else slice(None)
+    """Trajectories to learn from, and others to measure drift on: at least one of each."""
+    kept = min(max(1, count - math.ceil(part * count)), count - 1)
+    return slice(0, kept), slice(kept, None)
 
 
 def _normalised(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -196,9 +211,7 @@ def _given(
     """The model whose quantities are an orthonormal basis of ``directions``; their size and the lengthscale are learned."""
     conserved = None
     if directions is not None:
-        basis = torch.linalg.qr(directions.mT)[0].mT.float()
-        square = x.shape[1] ** 2
-        conserved = Quadratic.of(basis[:, :square].unflatten(1, (x.shape[1], -1)), basis[:, square:]).requires_grad_(False)
+        conserved = unstacked(torch.linalg.qr(directions.mT)[0].mT.float()).requires_grad_(False)
     torch.manual_seed(seed)  # just before: the same features for every model
     model = Regression(x.shape[1], conserved, plan.features, measure, plan.lengthscale, sees)
     model.log_lengthscale.requires_grad_(True)
@@ -219,29 +232,34 @@ def _log_evidence(model: Regression, x: Tensor, v: Tensor) -> float:
 
 
 def _read(
-    fitted: _Fitted, x: Tensor, v: Tensor, held_out: Tensor, known: list[Known], names: list[str], scale: float
+    fitted: _Fitted, x: Tensor, v: Tensor, train: Tensor, held_out: Tensor, known: list[Known], names: list[str], scale: float
 ) -> Discovery:
     model = fitted.model
     assert model.conserved is not None
     values, vectors = torch.linalg.svd(stacked(model.conserved).double(), full_matrices=False)[1:]
-    without = partial(_without, model, x, v)
+    without, only = partial(_without, model, x, v), partial(_only, model, x, v)
     whole, none = without(vectors[:0]), max(fitted.plain, without(vectors))
-    basis = readable(vectors[: count_directions(values, whole - none)], known, scale)
-    quantities = [_quantity(direction, whole - without(direction[None]), known, names, scale, held_out) for direction in basis]
-    counted = torch.tensor([is_conserved(q) for q in quantities], dtype=torch.bool)
-    alone = without(_others(vectors, basis[counted])) if counted.any() else none
-    if alone - none < EVIDENT:
-        counted[:] = False
-    conserved, drifting = (
-        tuple(q for q, counts in zip(quantities, counted, strict=True) if counts == which) for which in (True, False)
-    )
+    still, unclear = settled(train / scale, held_out / scale)
+    alone, size = max((only(size * still, none), size) for size in SIZES)
+    evident = alone - none >= EVIDENT
+    quantity = partial(_quantity, known=known, names=names, scale=scale, train=train, held_out=held_out)
+    settle = [quantity(one, alone - only(size * _others(still, one[None]), none)) for one in readable(still, known, scale)]
+    sure = [one for one in settle if evident and not one.doubt]
+    beside, base = (still, alone) if evident else (still[:0], none)
+    unsettled = [quantity(one, only(size * _with(beside, one), none) - base) for one in unclear]
+    doubted = [_doubted(one, "evidence") for one in settle if one not in sure] + [_doubted(one, "unclear") for one in unsettled]
+    found = vectors[: standing_out(values.tolist()) if whole > none else 0]
+    basis = torch.linalg.qr(torch.cat([still, unclear]).mT)[0].mT
+    apart = [one for one in readable(found, known, scale) if (basis @ one).norm() < SAME]
+    drifting = [replace(quantity(one, whole - without(one[None])), doubt="changes") for one in apart]
     left = residual(_mean_features(model, x, v), model.conserved, x, model.times(256, 1), model.times(64, 2) / 2)
     return Discovery(
-        conserved,
-        drifting,
+        tuple(sure),
+        tuple(doubted),
+        tuple(drifting),
         tuple(values.tolist()),
         vectors,
-        alone if conserved else whole,
+        alone if sure else whole,
         none,
         tuple(fitted.reached),
         left,
@@ -251,14 +269,50 @@ def _read(
     )
 
 
+def settled(train: Tensor, held_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (n, M M + M): an orthonormal basis of quantities that do not change, and those of which it is not known."""
+    directions = least_drift(train)[1]
+    doubts = [judged(unstacked(direction[None]), train, held_out) for direction in directions]
+    still, unclear = ([i for i, doubt in enumerate(doubts) if doubt in kinds] for kinds in (("",), ("unclear", "alike")))
+    return torch.linalg.qr(directions[still].mT)[0].mT, directions[unclear]
+
+
+def _doubted(quantity: Quantity, otherwise: Doubt) -> Quantity:
+    """The quantity with why it is undecided. What little it was turned by to be read may have changed what was judged before."""
+    return (
+        quantity
+        if quantity.doubt in ("unclear", "alike")
+        else replace(quantity, doubt="unclear" if quantity.doubt else otherwise)
+    )
+
+
+def _with(span: Tensor, one: Tensor) -> Tensor:
+    """The orthonormal rows of ``span``, and what is left of ``one`` without them, as a unit row."""
+    return torch.cat([span, unit(one - span.mT @ (span @ one))[None]])
+
+
 def _others(span: Tensor, kept: Tensor) -> Tensor:
     """Orthonormal directions of the span of ``span`` (orthonormal rows) that are orthogonal to the rows of ``kept``, which lie in it."""
     inside = kept @ span.mT
     return torch.linalg.svd(inside)[2][len(kept) :] @ span
 
 
-def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps: int = STEPS) -> float:
-    """The log evidence with orthonormal directions projected out, after all other hyperparameters are learned again.
+def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor) -> float:
+    """The log evidence with orthonormal directions projected out of the quantities."""
+    with model.without(directions):
+        return _learned_again(model, x, v)
+
+
+def _only(model: Regression, x: Tensor, v: Tensor, rows: Tensor, none: float) -> float:
+    """The log evidence with the quantities of these orthogonal rows alone; ``none`` if there are none."""
+    if not len(rows):
+        return none
+    with model.holding(unstacked(rows.float())):
+        return _learned_again(model, x, v)
+
+
+def _learned_again(model: Regression, x: Tensor, v: Tensor) -> float:
+    """The log evidence after all hyperparameters but A and b are learned again.
 
     The lengthscale is among them: a flow that is no symmetry smooths the Hamiltonian. If the lengthscale is too short, that alone
     raises the evidence. Every set of directions starts here from the same values, so that the evidence of two can be compared.
@@ -267,11 +321,8 @@ def _without(model: Regression, x: Tensor, v: Tensor, directions: Tensor, steps:
     kept = {name: (t.detach().clone(), t.requires_grad) for name, t in scalars.items()}
     for t in scalars.values():
         t.requires_grad_(True)
-    with model.without(directions):
-        assert model.conserved is not None
-        model.conserved.requires_grad_(False)
-        model.fit(x, v, steps, 64, lr=0.1)
-        found = _log_evidence(model, x, v)
+    model.fit(x, v, STEPS, 64, lr=0.1)
+    found = _log_evidence(model, x, v)
     for name, t in scalars.items():
         t.requires_grad_(kept[name][1])
         t.data.copy_(kept[name][0])
@@ -284,7 +335,9 @@ def _mean_features(model: Regression, x: Tensor, v: Tensor):
     return lambda y: model.values(y) @ weights
 
 
-def _quantity(v: Tensor, nats: float, known: list[Known], names: list[str], scale: float, held_out: Tensor) -> Quantity:
+def _quantity(
+    v: Tensor, nats: float, known: list[Known], names: list[str], scale: float, train: Tensor, held_out: Tensor
+) -> Quantity:
     cosines = [float(one.vector(scale) @ v) for one in known]
     nearest = max(range(len(known)), key=lambda i: abs(cosines[i]))
     cosine, matched = cosines[nearest], known[nearest]
@@ -295,37 +348,21 @@ def _quantity(v: Tensor, nats: float, known: list[Known], names: list[str], scal
         size = (A.square().sum() + b.square().sum()).sqrt() / (matched.A.square().sum() + matched.b.square().sum()).sqrt()
         A, b = (t / size * math.copysign(1.0, cosine) for t in (A, b))
     else:
-        largest = torch.cat([A.flatten(), b]).abs().max()
+        largest = torch.cat([A.flatten(), b]).abs().max().copysign(A.trace())  # energies are positive
         A, b = A / largest, b / largest
     angle = math.degrees(math.acos(min(1.0, abs(cosine))))
-    quantity = Quadratic.of(A[None], b[None])
-    along = changes(quantity, held_out[:SHOWN, :: math.ceil(held_out.shape[1] / SHOWN_STATES)])
+    quantity, every = Quadratic.of(A[None], b[None]), torch.cat([train, held_out])
+    moves = motion(every)
+    along = changes(quantity, held_out[:SHOWN, :: math.ceil(held_out.shape[1] / SHOWN_STATES)], moves)
     return Quantity(
-        symbols(A, b, names),
+        symbols(A, b, names, every.flatten(0, 1)),
         tuple(map(tuple, A.tolist())),
         tuple(b.tolist()),
         matched.name if same else None,
         angle,
-        drift_of(quantity, held_out),
+        drift_of(quantity, held_out, moves),
         nats,
         tuple(map(tuple, along.tolist())),
+        noise_of(quantity, held_out, moves)[0],
+        judged(quantity, train, held_out),
     )
-
-
-def changes(quantity: Quadratic, trajectories: Tensor) -> Tensor:
-    """(C - its mean along a trajectory) / (rms |grad C| rms |x - mean x| / sqrt M), (N, T), along trajectories (N, T, M).
-
-    0 means conserved. A move of that size in any direction would change C by about 1.
-    """
-    with torch.no_grad():
-        x = trajectories.to(quantity.b)
-        C = quantity(x)[..., 0]
-        slopes = torch.einsum("ij,ntj->nti", quantity.A[0], x) + quantity.b[0]
-        moved = (x - x.mean(1, keepdim=True)).square().sum(-1).mean()
-        usual = slopes.square().sum(-1).mean() * moved / x.shape[2]
-        return (C - C.mean(1, keepdim=True)) / usual.clamp_min(torch.finfo(x.dtype).tiny).sqrt()
-
-
-def drift_of(quantity: Quadratic, trajectories: Tensor) -> float:
-    """The root mean square of ``changes``."""
-    return float(changes(quantity, trajectories).square().mean().sqrt())

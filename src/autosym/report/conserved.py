@@ -15,7 +15,7 @@ def html(contents: Mapping[str, Any]) -> str:
 
 def view(contents: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the template shows, by section."""
-    quantities, drifting = contents["quantities"], contents["drifting"]
+    quantities, undecided, drifting = contents["quantities"], contents.get("undecided", []), contents["drifting"]
     return {
         "title": contents.get("title") or "Trajectories",
         "headline": headline(quantities),
@@ -33,8 +33,8 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
             for i, (q, G) in enumerate(zip(quantities, contents["generators"], strict=True))
         ],
         "drifting": drifting,
-        "bars": bars(contents["singular_values"], len(quantities) + len(drifting)),
-        "curves": curves(quantities, drifting),
+        "bars": bars(contents["singular_values"], contents.get("standing_out", len(quantities) + len(drifting))),
+        "curves": curves(quantities, undecided, drifting),
         "log_evidence": contents["log_evidence"],
         "log_evidence_without": contents["log_evidence_without"],
         "starts": contents["starts"],
@@ -51,32 +51,28 @@ def headline(quantities: Sequence[Mapping[str, Any]]) -> str:
     """How many symmetries there are, and their names if known."""
     count = len(quantities)
     if not count:
-        return "No conserved quantity of degree two was found."
+        return words.counted(0)
     named = [q["name"] for q in quantities if q["name"]]
     more = f"{count - len(named)} without a known name" if len(named) < count else ""
     listed = ", ".join([*named, *([more] if more else [])])
-    return f"You have {count} symmetr{'y' if count == 1 else 'ies'}: {listed}."
+    return f"{count} conserved {'quantity' if count == 1 else 'quantities'}: {listed}."
 
 
 def cautions(contents: Mapping[str, Any]):
     """What a reader should know before believing the headline."""
     gain = contents["log_evidence"] - contents["log_evidence_without"]
     if gain <= 0:
-        yield "The model has no more evidence with symmetries than without: add states, or try more starts."
+        yield "The model has no more evidence with symmetries than without: add states."
+    for q in contents.get("undecided", []):
+        yield f"Undecided: {formula(q['text'])}. {words.undecided(q['doubt'])}"
     if contents["drifting"]:
-        yield (
-            f"{len(contents['drifting'])} not counted: directions that stand out but {words.APPROXIMATE}. "
-            "They are approximate symmetries at best: add trajectories to decide."
-        )
+        yield f"Not conserved: {len(contents['drifting'])} {words.DRIFTING}."
     idle = [q["name"] or q["text"] for q in contents["quantities"] if q["nats"] < 1]
     if idle:
         yield (
-            f"The evidence loses less than 1 nat without {'; '.join(idle)}: implied by the others, or hardly supported. "
-            "Add states to decide."
+            f"Not needed to explain the velocities: {'; '.join(idle)}. Less than 1 nat is lost without one of these, as the others "
+            "move states in the same way. They do not change, and count with the set."
         )
-    starts = contents["starts"]
-    if len(starts) > 1 and sorted(starts)[-1] - sorted(starts)[-2] > 5:
-        yield "Only one start reached the best evidence: there are local optima. Try more starts, or another seed."
 
 
 def figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -87,7 +83,6 @@ def figures(contents: Mapping[str, Any]) -> list[dict[str, Any]]:
         ("log evidence", "log_evidence", contents["log_evidence"], "nats"),
         ("against no symmetry", "gain", gain, "nats"),
         ("states learned from", "points", contents["points"], ""),
-        ("change left after averaging", "residual", contents["residual"], "share"),
     ]
     return [dict(zip(("name", "key", "value", "unit"), one, strict=True)) for one in found]
 
@@ -117,9 +112,12 @@ def bars(values: Sequence[float], counted: int, width: int = 320, height: int = 
     return {"width": width, "height": height, "bottom": bottom, "top": top, "bars": drawn, "labelled": labelled}
 
 
-def curves(quantities: Sequence[Mapping[str, Any]], drifting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def curves(
+    quantities: Sequence[Mapping[str, Any]], undecided: Sequence[Mapping[str, Any]], drifting: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The change of every quantity along held-out trajectories, all charts on one scale."""
     shown = [(q["name"] or q["text"], q, "symmetric") for q in quantities]
+    shown += [(f"{q['name'] or q['text']} (undecided)", q, "fc") for q in undecided]
     shown += [(f"{q['name'] or q['text']} (drifts)", q, "fc") for q in drifting]
     known = [abs(v) for _, q, _ in shown for path in q["along"] for v in path if v is not None and math.isfinite(v)]
     bound = max(1.0, max(known, default=0.0))
