@@ -14,3 +14,6 @@ net, loader = accelerator.prepare(net, DataLoader(TensorDataset(x, y), 5))
 found = workers.gradients(net, loader)
 if accelerator.is_main_process:
     json.dump(found | {"processes": accelerator.num_processes}, open(sys.argv[1], "w"))  # noqa: SIM115
+accelerator.wait_for_everyone()
+net, loader = accelerator.free_memory(net, loader)  # the wrapped model holds the group of processes,
+accelerator.end_training()  # and a process that ends while a group lives may abort

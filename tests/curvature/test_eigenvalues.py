@@ -1,6 +1,8 @@
 """Eigenvalues of Kronecker factors: of any size, scale and type, never negative, solved many at a time."""
 
+import ctypes
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,6 +143,23 @@ def test_the_number_of_threads_is_as_it_was(threads, monkeypatch):
     with pytest.raises(ValueError, match="did not converge"):
         _eigvalsh(factors)
     assert torch.get_num_threads() == threads
+
+
+def openmp():
+    """The library of threads that torch has loaded; None if it is not to be found."""
+    maps = Path("/proc/self/maps")
+    found = {line.split()[-1] for line in maps.read_text().splitlines() if "libgomp" in line} if maps.exists() else set()
+    return ctypes.CDLL(found.pop()) if len(found) == 1 else None
+
+
+@pytest.mark.skipif(openmp() is None, reason="torch has another library of threads here")
+def test_solvers_have_one_thread_each(monkeypatch):
+    """Asked without torch: if asked by torch, a new thread takes the number of the thread that started it."""
+    library, seen, real = openmp(), [], torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda matrices: seen.append(library.omp_get_max_threads()) or real(matrices))
+    torch.set_num_threads(2)
+    _eigvalsh({"path": torch.eye(3).expand(4, 3, 3)})
+    assert seen == [1, 1]
 
 
 def failing(precisions, answer=None):

@@ -9,7 +9,7 @@ import autosym
 from autosym.bayes.likelihoods import Categorical
 from autosym.curvature.kronecker import kfac
 from autosym.linear.circular import circular_conv, transposed
-from autosym.linear.grids import Grid, _adjoint, conv_on_grid, largest_grid, on_grid
+from autosym.linear.grids import Grid, _adjoint, _by_place, conv_on_grid, largest_grid, on_grid
 from autosym.nn import nets
 from autosym.nn.layers import Affine, Relaxed, conv
 
@@ -49,11 +49,12 @@ def test_values_and_both_derivatives(size, kernel, stride):
     torch.testing.assert_close(*second)
 
 
+@pytest.mark.parametrize("form", [transposed, _by_place])
 @pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
-def test_the_form_for_a_gpu_is_the_same(size, kernel, stride):
+def test_the_forms_for_a_gpu_are_the_same(size, kernel, stride, form):
     _, filters, _ = drawn(size, kernel, stride)
     g = torch.randn(5, 3, *(n // stride for n in size), dtype=torch.float64)
-    torch.testing.assert_close(_adjoint(g, filters, stride), transposed(g, filters, stride))
+    torch.testing.assert_close(_adjoint(g, filters, stride), form(g, filters, stride))
 
 
 def test_sample_by_sample_with_vmap():

@@ -111,7 +111,7 @@ def test_labels_out_of_range_are_named_from_all_that_are_at_hand():
     """Of two samples, which the model is checked by, a message on labels 1 to 3 would say 2 to 3, or 3 to 3."""
     x, y = torch.randn(12, 5), torch.arange(12) % 3 + 1
     for data in ((x, y), TensorDataset(x, y)):
-        refused(r"labels run from 1 to 3,.* more outputs$", mlp(5, 4, 3), data)
+        refused(r"labels run from 1 to 3,.* 4 outputs, one for each class$", mlp(5, 4, 3), data)
     message = r"labels run from 1 to 3,.* .in the first batch: no other was read.$"
     refused(message, mlp(5, 4, 3), DataLoader(TensorDataset(x, y), 6))
 

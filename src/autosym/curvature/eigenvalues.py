@@ -50,12 +50,13 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     there = {name: f for name, f in factors.items() if f.is_cuda}
     many = {name for names in _together(there).values() for name in names}
-    with SOLVING, ThreadPoolExecutor(threads := torch.get_num_threads()) as pool:
-        torch.set_num_threads(1)  # for each solver in the pool
+    with SOLVING, _pool(threads := torch.get_num_threads()) as pool:
+        torch.set_num_threads(1)
 
         def begun(names: Iterable[str]) -> dict[str, list[Future[Tensor]]]:
             parts = {n: t.split(-(-len(t) // threads)) for n, t in _on_cpu({n: scaled(n) for n in names}).items()}
-            return {n: [pool.submit(_solve, part) for part in parts[n]] for n in parts}
+            submit = pool.submit if threads > 1 or there else _at_once
+            return {n: [submit(_solve, part) for part in parts[n]] for n in parts}
 
         try:
             small = {n: f.shape[-1] <= (WIDE if f.is_cuda else LARGE) for n, f in factors.items()}
@@ -72,6 +73,18 @@ def _decomposed(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if failed:
         raise ValueError(f"the eigenvalues of {', '.join(failed)} did not converge, even in float64")
     return {n: values[n].to(trace.device).clamp_min(0) * trace[:, None] for n, trace in traces.items()}
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Solvers of one thread each. A new thread would have OpenMP's default, all cores, whatever torch was told in another one."""
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def _at_once(solve: Callable[[Tensor], Tensor], matrices: Tensor) -> Future[Tensor]:
+    """The same in this thread: where there is one core, a second thread would only wait for it."""
+    found: Future[Tensor] = Future()
+    found.set_result(solve(matrices))
+    return found
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

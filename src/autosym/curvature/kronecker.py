@@ -25,7 +25,7 @@ from autosym.curvature.tape import Tape
 from autosym.curvature.verification import Verified, check_factors, refuse_batch_dependence, verify
 from autosym.linear.path import Definition, Path
 from autosym.linear.products import add_gram, gram, mirrored
-from autosym.runtime import arithmetic, processes
+from autosym.runtime import arithmetic, processes, room
 from autosym.runtime.batching import Data
 
 
@@ -165,7 +165,7 @@ def kfac(
             largest = columns_within(model, data, likelihood, rest, **options)
         options |= {} if largest is None else {"sampled": True, "largest": largest}
     shown = Pass(model, data, likelihood, **options)
-    with processes.agreeing(), arithmetic.true_float32(not tf32), tape, torch.enable_grad():
+    with processes.agreeing(), room.kept(), arithmetic.true_float32(not tf32), tape, torch.enable_grad():
         for x, y, record, places in shown:
             f = tape.record(model, x) if record else tape.forward(model, x)
             shown.add(f.detach(), y)

@@ -8,10 +8,13 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from autosym.linear.circular import transposed
+
+LARGE = 2**15  # positions of all samples
 
 
 class Grid(NamedTuple):
@@ -123,13 +126,39 @@ def _starts(height: int, width: int, stride: int, device: torch.device, reach: t
 def _adjoint(g: Tensor, filters: Tensor, stride: int) -> Tensor:
     """x[c, q] = sum over c', u of filters[c', c, u] g[c', p] for q = stride p + u, with u centred at 0; positions wrap around.
 
-    On a CPU one product of all samples, whose terms are then added up, is two to ten times as fast as torch's convolution.
+    On a CPU one product of all samples, whose terms are then added up, is two to ten times as fast as torch's convolution. On a GPU
+    torch's is as fast as any on small maps, and up to 1.6 times as slow as ``_by_place`` on large ones.
     """
     if g.is_cuda:
-        return transposed(g, filters, stride)
+        return (_by_place if g[:, 0].numel() >= LARGE else transposed)(g, filters, stride)
     flat = filters.flatten(1).mT @ g.transpose(0, 1).flatten(1)
     terms = flat.view(*filters.shape[1:], g.shape[0], *g.shape[2:])  # (C, height, width, B, H/stride, W/stride)
     return _added(_added(terms, stride), stride).transpose(0, 1)
+
+
+def _by_place(g: Tensor, filters: Tensor, stride: int) -> Tensor:
+    """The same: the stride^2 places q mod stride are channels of one convolution of g, with the few taps that a place has."""
+    rows, columns, around, size = _taps(tuple(filters.shape[2:]), stride, (g.shape[2], g.shape[3]), g.device)
+    every = F.pad(filters, (0, 1, 0, 1))[:, :, rows][..., columns]  # (C', C, stride, taps, stride, taps)
+    by_place = every.permute(1, 2, 4, 0, 3, 5).reshape(-1, len(filters), rows.shape[1], columns.shape[1])
+    return F.pixel_shuffle(F.conv2d(g.flatten(2).index_select(2, around).unflatten(2, size), by_place), stride)
+
+
+@cache
+def _taps(
+    kernel: tuple[int, int], stride: int, size: tuple[int, int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, int]]:
+    """By axis which offset of a filter each place has at each tap, (stride, taps), k where it has none; and positions of g that wrap."""
+    offsets, reached = [], []
+    with torch.inference_mode(False), torch.device("cpu"):
+        for k, side in zip(kernel, size, strict=True):
+            found = {divmod(u - k // 2, stride): u for u in range(k)}  # (by how far p moves, place)
+            first, last = min(by for by, _ in found), max(by for by, _ in found)
+            taps = [[found.get((-by, place), k) for by in range(-last, 1 - first)] for place in range(stride)]
+            offsets.append(torch.tensor(taps, device=device))
+            reached.append(torch.arange(-last, side - first) % side)
+        around = (reached[0][:, None] * size[1] + reached[1]).flatten().to(device)
+    return offsets[0], offsets[1], around, (len(reached[0]), len(reached[1]))
 
 
 def _added(terms: Tensor, stride: int) -> Tensor:

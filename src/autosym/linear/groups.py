@@ -85,7 +85,10 @@ class Group:
         """Refuse grids that the group does not act on."""
         height, width = size
         if height != width and (self.matrices[:, 0, 1].abs() > 1e-9).any():
-            raise ValueError(f"{self.name} turns images, so they must be square, but this one is {height}x{width}")
+            raise ValueError(
+                f"{self.name} turns images, so they must be square, but this one is {height}x{width}: crop or pad it, or leave "
+                f"{self.name} out"
+            )
         if self.size is not None and self.size != (height, width):
             raise ValueError(f"{self.name} shifts on a torus of {self.size}, but this image is {height}x{width}")
 

@@ -23,6 +23,12 @@ def tensors_of(data: Data) -> tuple[Tensor, Tensor] | None:
     return (data.tensors[0], data.tensors[1]) if type(data) is TensorDataset and len(data.tensors) == 2 else None
 
 
+def targets_of(data: Data) -> Tensor:
+    """The targets of all samples."""
+    tensors = tensors_of(data)
+    return torch.cat([y for _, y in batches(data, 256)]) if tensors is None else tensors[1]
+
+
 def size_of(data: Data) -> int | None:
     """How many samples the data say they have; None if they do not say."""
     if is_pair(data):
@@ -35,6 +41,8 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
     """(inputs, targets), in order or shuffled. A loader keeps its own batches and order, whatever the arguments."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
+    if isinstance(data, Tensor):
+        raise TypeError("the data are one tensor, without targets: give a pair (inputs, targets)")
     if is_pair(data):
         inputs, targets = data
         _check_lengths(inputs, targets)
@@ -58,8 +66,7 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
                 f"each batch must be a pair (inputs, targets) of tensors, got {type(batch).__name__}: use torch.as_tensor for arrays"
             )
         inputs, targets = batch
-        if len(inputs) != len(targets):
-            raise ValueError(f"a batch holds {len(inputs)} inputs but {len(targets)} targets")
+        _check_lengths(inputs, targets, "a batch holds ")
         if len(inputs):
             yield inputs, targets
 
@@ -110,7 +117,9 @@ def check_finite(t: Tensor, what: str, where: str = "") -> None:
 def to_model(x: Tensor, y: Tensor, model: nn.Module, which: str) -> tuple[Tensor, Tensor]:
     """A batch on the device and in the precision of the model, if its values can be used."""
     if not x.is_floating_point():
-        raise ValueError(f"inputs are {x.dtype}: convert them to floating point")
+        raise ValueError(
+            f"inputs are {x.dtype}: convert them to floating point{' (bytes: x / 255)' if x.dtype == torch.uint8 else ''}"
+        )
     check_finite(x, f"the inputs of {which}", " of that batch")
     check_finite(y, f"the targets of {which}", " of that batch")
     parameter = next(model.parameters())
@@ -128,9 +137,14 @@ def check_module(model: object) -> None:
     raise TypeError(f"the model is a {type(model).__name__}, not a torch module: {how}")
 
 
-def _check_lengths(inputs: Tensor, targets: Tensor) -> None:
+def _check_lengths(inputs: Tensor, targets: Tensor, where: str = "") -> None:
+    if not inputs.dim() or not targets.dim():
+        raise ValueError(
+            f"inputs are {tuple(inputs.shape)} and targets {tuple(targets.shape)}, without an axis of samples: give all samples, x and y "
+            "in place of x[0] and y[0]; one alone is x[None] and y[None]"
+        )
     if len(inputs) != len(targets):
-        raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
+        raise ValueError(f"{where}{len(inputs)} inputs but {len(targets)} targets")
 
 
 def check_repeatable(*data: Data | None) -> None:

@@ -31,7 +31,7 @@ from autosym.curvature.input_shapes import explained
 from autosym.curvature.owners import Site, frames, sizes
 from autosym.curvature.verification import Verified, verified
 from autosym.evidence.laplace import Laplace
-from autosym.runtime import arithmetic, processes
+from autosym.runtime import arithmetic, processes, room
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import (
     Augment,
@@ -120,6 +120,7 @@ def fit(
     lines = run.progress.lines
     with (
         arithmetic.no_denormals(),
+        room.kept(),
         arithmetic.deterministic(deterministic),
         told.opened(progress, history, tensorboard, [log, *callbacks], run.schedule.epochs, lines, run.count) as tell,
     ):
