@@ -1,9 +1,9 @@
-"""The tables of ``discover`` on data with a known answer, from the results of truth_planted.py and truth_real.py."""
+"""The tables of ``discover`` on data with a known answer: of truth_planted.py, truth_real.py, and ``autosym demo`` (demo.json)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from findings import QUESTIONS, folder, made, markdown, span
+from findings import QUESTIONS, folder, made, markdown, read, span
 from truth_real_tasks import TASKS
 from truth_table import judged, kind, summary
 
@@ -82,4 +82,22 @@ def _said(results: Sequence[dict[str, Any]], there: bool) -> tuple[int, int, int
     return kinds.count("right"), kinds.count("undecided"), sum(name.startswith("false") for name in kinds)
 
 
-TABLES: dict[str, Callable[[], str]] = {"discover-counts": counts, "discover-planted": planted, "discover-real": real}
+def demo() -> str:
+    """The two questions of ``autosym demo``; demo.json is the result.json that it writes."""
+    asked = {"digit": "which digit?", "digit+quadrant": "which digit, in which quadrant?"}
+    rows = []
+    for result in read("demo")["answers"]:
+        (found,) = result["answer"]["verdicts"]
+        margins = [f"{m['nats']:+.0f} ± {m['error']:.0f}" for m in (found["breaking"], found["tie"])]
+        broken = ", ".join(layer["layer"] for layer in found["layers"] if layer["breaks"])
+        rows.append((asked[result["task"]], result["truth"], found["judgement"], *margins, broken))
+    header = ("question", "shifts are a symmetry", "verdict", "breaking gains (nats)", "the tie is worth (nats)", "broken in")
+    return markdown(header, rows) + made([read("demo")], "autosym demo")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "demo": demo,
+    "discover-counts": counts,
+    "discover-planted": planted,
+    "discover-real": real,
+}

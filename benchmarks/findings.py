@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import breaking as breaking_runs
+import noether_truth as noether_runs
 import range_curve as range_curves
 import real_table
 
@@ -413,6 +414,18 @@ def range_curve() -> str:
     return markdown(range_curves.HEADER, range_curves.rows(cells)) + made(cells, "benchmarks/range_curve.py")
 
 
+def noether_truth() -> str:
+    """Conserved quantities that were found, by what is conserved."""
+    header, *rows = noether_runs.tabulated(folder("noether_truth"), folder("noether_truth_before"))
+    return markdown(header, rows) + made(folder("noether_truth"), "benchmarks/noether_truth.py")
+
+
+def noether_hard() -> str:
+    """The same of poor data."""
+    header, *rows = noether_runs.tabulated_hard(folder("noether_truth"))
+    return markdown(header, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "truth-counts": truth_counts,
     "truth": truth,
@@ -435,6 +448,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "normalisation": normalisation,
     "soak": soak,
     "range-curve": range_curve,
+    "noether-truth": noether_truth,
+    "noether-hard": noether_hard,
 }
 
 

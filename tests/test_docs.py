@@ -1,5 +1,6 @@
 """The documentation is true: its code runs, its site builds without a warning, its reference holds every public name."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,10 +8,17 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 import autosym
 import notebook_pages
+import printed
+from autosym.evidence.record import Evidence
+from autosym.evidence.shares import PathShare, Symmetry
 from autosym.linear import groups
+from autosym.linear.path import Kept
+from autosym.papers import quadrant_answers
+from autosym.surgery.simplifying import PathWorth, Simplification
 
 ROOT = Path(__file__).parent.parent
 RUN = [
@@ -19,6 +27,7 @@ RUN = [
     "lift.md",
     "invariance.md",
     "noether.md",
+    "noether-reference.md",
     "own-loop.md",
     "large-images.md",
     "saving.md",
@@ -49,6 +58,57 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page):
     with mock.patch.dict(groups.GROUPS):  # to which a page may add
         for line, code in found:
             exec(compile("\n" * line + code, str(ROOT / "docs" / page), "exec"), names)
+
+
+def test_the_readme_shows_what_the_demo_prints(monkeypatch, tmp_path, capsys):
+    """As of demo.json, the file that it wrote; a slow test of the demo makes it anew."""
+    commands = pytest.importorskip("autosym.cli.commands", exc_type=ImportError)
+    found = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    monkeypatch.setattr(quadrant_answers, "execute_all", lambda *_: found)
+    monkeypatch.chdir(tmp_path)
+    assert commands.main(["demo"]) == 0
+    assert f"```\n{capsys.readouterr().out.strip()}\n```" in (ROOT / "README.md").read_text()
+
+
+def test_the_tutorial_shows_fits_and_simplifications_as_they_print():
+    """Their lines, by records with the numbers of the page; a slow test runs its code."""
+    outputs = [shown for _, shown in printed.cells((ROOT / "docs" / "tutorial.md").read_text()) if shown]
+    shares = [text for text in outputs if "effective / all" in text]
+    prices = [text.partition("\n...\n")[0] for text in outputs if re.match("layer +path +share +nats", text)]
+    assert (len(shares), len(prices)) == (1, 2)
+    for text in shares:
+        parts = torch.tensor([*map(float, re.findall(r"(?:likelihood|factor) (\S+)", text)), 0.0], dtype=torch.float64)
+        evidence = Evidence(*parts, samples=1000)
+        assert f"{Symmetry(tuple(_shares(text)), evidence=evidence)}\n{evidence}" == text.strip()
+    for text in prices:
+        before, after = map(float, re.findall(r"(\S+) (?:before|after)", text))
+        assert str(Simplification(tuple(_prices(text)), (before, after))) == text.strip()
+
+
+def _shares(text):
+    row = r"^(\w+) +(\S+) +(free|symmetric) +(.*?) +([\d.]+) / (\d+) +([\d.]+)%$"
+    for layer, path, kind, precision, effective, parameters, share in re.findall(row, text, re.M):
+        by_part = {name: float(value) for name, value in re.findall(r"(\w+) (\S+)", precision)}
+        keeps = Kept(equivariant=kind == "symmetric")
+        numbers = (int(parameters), float(effective), float(share) / 100)
+        yield PathShare(layer, path, kind == "symmetric", by_part, *numbers, {}, keeps)
+
+
+def _prices(text):
+    for layer, path, share, nats, done in re.findall(r"^(\w+) +(\S+) +([\d.]+)% +([-+][\d.]+)(?:  (.*))?$", text, re.M):
+        yield PathWorth(layer, path, float(share) / 100, float(nats), done == "left out")
+
+
+def test_output_that_a_page_does_not_show_would_be_seen():
+    said = "layer  nats\n-----------\nconv1  -0.5\nall: 2 nats gained in all\nCaution: short\n"
+    assert printed.alike("layer  nats\n------\nconv1  +3.1\nall: nothing given up\n", said)
+    assert printed.alike("layer  nats\n...\n", said)
+    assert not printed.alike("layer  nats\n------\nconv1  +3.1\n", said), "the last line is missing"
+    assert not printed.alike(said.replace("conv1", "conv2"), said)
+    assert printed.cells("```python\na\n```\n\n```\nb\n```\n\n```python\nc\n```\n\nText\n\n```\nd\n```\n") == [
+        ("a\n", "b\n"),
+        ("c\n", None),
+    ]
 
 
 def test_a_page_that_does_not_run_would_be_seen(tmp_path, monkeypatch):

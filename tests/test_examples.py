@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import notebook_pages
+import printed
 import run_notebooks
 
 pytest.importorskip("sklearn")
@@ -161,13 +162,13 @@ def test_relax_your_cnn(capsys):
 
 
 @pytest.mark.slow
-def test_the_tutorial_runs_from_top_to_bottom_and_finds_both_answers(capsys):
-    text = (EXAMPLES.parent / "docs" / "tutorial.md").read_text()
-    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
-    assert len(blocks) >= 7
+def test_the_tutorial_prints_what_its_page_shows_and_finds_both_answers():
+    cells = printed.cells((EXAMPLES.parent / "docs" / "tutorial.md").read_text())
+    assert len(cells) >= 7
     names: dict = {"__name__": "tutorial"}
-    exec(compile("\n".join(blocks), "tutorial.md", "exec"), names)
-    assert "('norm2',)" in capsys.readouterr().out
+    for code, shown in cells:
+        said = printed.run(code, names)
+        assert printed.alike(shown or "", said), f"the page shows\n{shown}\nbut its code prints\n{said}"
     place, digit = (names[name].symmetry() for name in ("simple", "again"))
     assert place.network_share() > 0.05 > digit.network_share(), "the half of the image needs position, the digit does not"
     assert isinstance(names["plain"].conv1, nn.Conv2d)

@@ -61,8 +61,8 @@ def visit_lifted(family: Family, group: str) -> LiftVisit:
 
 
 def exact(moved: float, rounding: float) -> bool:
-    """Whether outputs moved no more than the rounding of images may move them."""
-    return moved <= max(SAME, 10 * rounding)
+    """Whether outputs moved no more than rounding may move them: that of layers too, which differs between machines."""
+    return moved <= max(SAME, 100 * rounding)
 
 
 def images(size: int) -> Tensor:

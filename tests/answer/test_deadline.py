@@ -26,6 +26,7 @@ class Clocked:
     """A fitter whose runs take their share of what the largest network takes, ``slow`` times as long as was measured."""
 
     before = 0.0
+    samples = 2000
 
     def __init__(self, folder, clock, slow=lambda stage: 1.0, most=math.inf):
         self.store, self.clock, self.slow, self.most, self.made = Store(folder, {}), clock, slow, most, {}
@@ -87,6 +88,17 @@ def test_processes_share_the_runs_but_not_the_second_opinions(monkeypatch):
     alone, opinions = shortest(), Deadline(Clocked(None, None), QUESTIONS, PACE, 0.0, 0.0, 13.0).opinions
     monkeypatch.setattr(deadline.processes, "count", lambda: 4)
     assert shortest() == pytest.approx((alone - opinions) / 4 + opinions)
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(2000, EPOCHS), (300, 40), (64, 200), (10, 200)])
+def test_the_shortest_plan_has_enough_steps(samples, epochs):
+    """With 15 epochs of 120 steps two thirds of all runs learned nothing."""
+    fitter = Clocked(None, None)
+    fitter.samples = samples
+    assert fitter.schedule.batch_size == 64
+    assert Deadline(fitter, QUESTIONS, PACE, 0.0, 0.0, 13.0).shortest == epochs
+    fitter.schedule = replace(fitter.schedule, epochs=30)
+    assert Deadline(fitter, QUESTIONS, PACE, 0.0, 0.0, 13.0).shortest == min(epochs, 30), "never more than was asked for"
 
 
 @pytest.mark.parametrize("slow", [0.6, 1.0, 1.5])

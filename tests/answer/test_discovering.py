@@ -16,7 +16,7 @@ from torch import nn
 import autosym
 from autosym.answer import discovering, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
-from autosym.answer.hypotheses import AS_GIVEN, Built, Given, breaking, checked
+from autosym.answer.hypotheses import AS_GIVEN, USUAL, Built, Given, breaking, checked
 from autosym.answer.margins import Margin
 from autosym.answer.routes import Fitter, Store
 from autosym.answer.search import Finding
@@ -24,6 +24,7 @@ from autosym.answer.symmetrising import Gain, Opinion
 from autosym.linear.path import Path
 from autosym.papers import datasets
 from autosym.surgery import free_paths
+from models import Samples
 from searched import pictures
 
 FORM = {"width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
@@ -109,6 +110,8 @@ def test_maps_that_are_too_large_for_free_paths_are_said(monkeypatch):
 
 def test_symmetries_are_checked():
     assert checked("c4", (8, 8)) == ("c4",)
+    assert checked(USUAL, (8, 8)) == USUAL
+    assert checked(USUAL, (8, 12)) == ("translations", "flip-horizontal"), "nobody chose quarter turns"
     with pytest.raises(ValueError, match="must name some of translations"):
         checked(("c8",), (8, 8))
     with pytest.raises(ValueError, match="must be square"):
@@ -267,6 +270,35 @@ def test_what_cannot_be_is_refused(data, model, options, message):
         autosym.discover(model, data, "translations", **({"network": FORM} if isinstance(model, str) else {}), **options)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x[0], y[0]), r"without an axis of samples: give all samples, x and y in place of x\[0\] and y\[0\]"),
+        (lambda x, y: (x[0], y[:1]), r"got \(1, 8, 8\): this looks like one image; give all of them"),
+        (lambda x, y: (x[:, 0], y), r"no channel axis; use x\[:, None\]"),
+        (lambda x, y: x, "one tensor, without targets: give a pair"),
+        (
+            lambda x, y: (x, torch.arange(len(x)) % 7),
+            "labels run from 0 to 6, but the model has 4 outputs.*: give the model 7 outputs",
+        ),
+    ],
+)
+def test_data_that_are_not_a_batch_with_targets_are_refused(data, change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        autosym.discover("f-fc+conv", change(*data), "translations", network=FORM | {"classes": 4})
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "lost", "expected"),
+    [(-30.0, -1225.0, True), (-30.0, -250.0, False), (-30.0, 5.0, False), (-320.0, -1225.0, False)],
+    ids=["sure of other labels", "worse, but not than guessing", "no worse", "it explains nothing"],
+)
+def test_a_network_that_can_only_guess_is_not_stuck_if_averaging_is_worse_than_guessing(likelihood, lost, expected):
+    guessing = 240 * math.log(4)
+    opinion = Opinion("c4", "conv", 4, Gain(lost, 20.0), lost)
+    assert discovering.mistaken(lambda value: 1 + value / guessing, likelihood, opinion) is expected
+
+
 # ---- a real case of each verdict: embedded digits in one of four quadrants
 
 
@@ -308,17 +340,6 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
         Store(tmp_path, {})
 
 
-class Pictures(torch.utils.data.Dataset):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index], self.y[index]
-
-
 def test_other_models_and_data_are_told_apart(data):
     def known(model=None, given=data):
         torch.manual_seed(0)
@@ -334,11 +355,11 @@ def test_other_models_and_data_are_told_apart(data):
     assert known(plain) == known(lambda width: plain(width)), "a factory is known by what it makes"
     assert known(plain) != known(smooth)
     x, y = data
-    some, order = Pictures(x, y), torch.randperm(len(x))
+    some, order = Samples(x, y), torch.randperm(len(x))
     assert known(given=some) == known(given=torch.utils.data.DataLoader(some, 7, shuffle=True))
-    assert known(given=some) == known(given=Pictures(x[order], y[order]))
-    assert known(given=some) != known(given=Pictures(x, y.roll(1)))
-    assert known(given=some) != known(given=Pictures(-x, y))
+    assert known(given=some) == known(given=Samples(x[order], y[order]))
+    assert known(given=some) != known(given=Samples(x, y.roll(1)))
+    assert known(given=some) != known(given=Samples(-x, y))
 
 
 def test_a_trained_model_is_told_where_data_are_sorted():
@@ -364,6 +385,7 @@ def test_a_trained_model_is_told_where_data_are_sorted():
 SCRIPT = """
 import sys, torch, autosym
 sys.path.insert(0, {tests!r})
+from models import Samples
 from searched import pictures
 torch.set_num_threads(1)
 answer = autosym.discover("f-fc+conv", pictures(), "translations", network={form!r}, epochs=4, seeds=2, batch_size=16, resume={folder!r})
@@ -442,3 +464,23 @@ def test_a_folder_remembers_how_data_change_when_they_are_moved(tmp_path):
     assert store.moved(lambda: {"c4": 0.25}) == {"c4": 0.25}
     assert store.moved(lambda: {"c4": 0.5}) == {"c4": 0.25}
     assert Store(None, {}).moved(lambda: {"c4": 0.5}) == {"c4": 0.5}
+
+
+def arrows(count, size=12, seed=0):
+    """An arrow that points to one of four sides, anywhere around the border; to which one? Shifts do not matter, quarter turns do."""
+    draw = torch.Generator().manual_seed(seed)
+    head = torch.tensor([[1.0, 1, 1], [0, 1, 0], [0, 1, 0]]).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    x, y = torch.zeros(count, 1, size, size), torch.arange(count) % 4
+    for image, turn in zip(x, y.tolist(), strict=True):
+        image[0, :6, :6] = head.rot90(turn)
+        image.copy_(image.roll(torch.randint(size, (2,), generator=draw).tolist(), (1, 2)))
+    return x + 0.1 * torch.randn(x.shape, generator=draw), y
+
+
+@pytest.mark.slow
+def test_labels_that_are_the_pose_are_a_no(monkeypatch):
+    """The network that keeps quarter turns can only guess, and was taken for stuck where the witness of moved data notices nothing."""
+    monkeypatch.setattr(discovering.moving, "probability", lambda *_: 0.5)
+    answer = autosym.discover("f-fc+conv", arrows(480), "c4", network={**FORM, "classes": 4}, epochs=60)
+    verdict = answer.verdict("c4")
+    assert verdict.judgement == "no", str(answer)

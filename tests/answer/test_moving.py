@@ -78,15 +78,15 @@ def test_some_samples_are_of_all_classes_and_not_too_many(monkeypatch):
     assert len(moving.some((x[:99], y[:99]), 99)[0]) == 99
 
 
-def test_a_second_witness_decides_only_if_breaking_gains_something():
+def test_data_that_change_are_never_a_yes_and_a_no_only_if_breaking_gains_something():
     tie, gains, none = Margin(-30.0, 40.0, 4), Margin(38.0, 74.0, 4), Margin(5.0, 74.0, 4)
+    large, alike = Margin(300.0, 20.0, 4), Margin(1.0, 3.0, 3)
     assert judge([gains], tie) == "undecided"
-    assert (
-        judge([gains], Margin(300.0, 20.0, 4), Margin(1.0, 3.0, 3), moved=RARE) == "yes"
-    )  # within its error, and pairs are alike
     assert judge([gains], tie, moved=RARE) == "no"
     assert judge([none], tie, moved=RARE) == "undecided"
-    assert judge([none], Margin(300.0, 20.0, 4), moved=RARE) == "yes"  # where objects have one pose, moved ones are not needed
+    for arguments in (([gains], large, alike), ([none], large)):  # within its error, and pairs are alike; or nothing
+        assert judge(*arguments) == judge(*arguments, moved=2 * RARE) == "yes"
+        assert judge(*arguments, moved=RARE) == "undecided"
 
 
 def test_a_network_that_explains_little_does_not_vouch_for_a_symmetry():

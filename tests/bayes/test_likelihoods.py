@@ -96,7 +96,12 @@ def test_sigma_noise_must_be_positive(sigma):
     ("targets", "message"),
     [
         (torch.tensor([0, 1, 3]), "labels run from 0 to 3, but the model has 3 outputs.*0..2"),
-        (torch.tensor([-1, 0, 1]), "labels run from -1 to 1"),
+        (
+            torch.arange(7) % 5,
+            "labels run from 0 to 4, but the model has 3 outputs, .*0..2: give the model 5 outputs, one for each class$",
+        ),
+        (torch.tensor([1, 2, 3]), "labels run from 1 to 3, .*: number them from 0, without gaps, or give the model 4 outputs"),
+        (torch.tensor([-1, 0, 1]), "labels run from -1 to 1.*: number them from 0, without gaps$"),
         (torch.eye(3), "one-hot or probabilities.*argmax"),
         (torch.eye(3, dtype=torch.long), "one-hot or probabilities"),
         (
@@ -106,7 +111,17 @@ def test_sigma_noise_must_be_positive(sigma):
         (torch.tensor([[0], [1], [2]]), r"targets of shape .* not class indices.*use targets\.squeeze\(1\)$"),
         (torch.tensor([[[0.0]], [[1.0]]]), r"use targets\.flatten\(\)\.long\(\) if they are whole numbers"),
     ],
-    ids=["too large", "negative", "one-hot", "one-hot integers", "float", "column", "float maps of one"],
+    ids=[
+        "too large",
+        "more classes",
+        "from 1",
+        "negative",
+        "one-hot",
+        "one-hot integers",
+        "float",
+        "column",
+        "float maps of one",
+    ],
 )
 def test_labels_that_are_no_labels(targets, message):
     with pytest.raises(ValueError, match=message):

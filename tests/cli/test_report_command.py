@@ -99,6 +99,8 @@ def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
         ("result.json", '{"row": {', "is not JSON"),
         ("result.json", "[]", "is not the result of a run"),
         ("result.json", '{"rows": [], "symmetry": {}}', "the summary of several runs"),
+        ("result.json", '{"verdicts": []}', "`autosym discover` has written its own page: open"),
+        ("result.json", '{"quantities": []}', "`autosym noether` has written its own page: open"),
         ("history.jsonl", '{"epoch": 1, "lo', "is not JSON lines"),
         ("result.json", '{"symmetry": [{"layer": "a"}]}', "is of another version"),
         ("report.json", "", "report.json is not JSON"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ pytest.importorskip("tyro")
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from autosym.papers import measuring, quadrant_digits
+import printed
+from autosym.papers import measuring, quadrant_answers, quadrant_digits
 from autosym.papers.quadrant_digits import DEMO, LEARNED, METHODS, MODELS, TASKS, Run
 from commands import check_row, check_symmetry, shown
+
+ROOT = Path(__file__).parents[2]
 
 
 def check_demo(summary, path):
@@ -80,6 +84,15 @@ def test_demo_of_discover(capsys, tmp_path):
     assert [result["truth"] for result in found["answers"]] == ["yes", "no"]
     assert "Digit and quadrant (shifts are a symmetry: no)" in text
     assert (tmp_path / "digit" / "answer.json").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_prints_what_is_kept_of_it(capsys, tmp_path):
+    """benchmarks/results/demo.json, from which README.md and docs/discover.md show it; numbers may differ between machines."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    quadrant_answers.show(kept)
+    shown_before = capsys.readouterr().out
+    assert printed.alike(f"{shown_before}\n...", shown(capsys, "demo", "--out", tmp_path).out)
 
 
 def cell(task, model, method, correct):

@@ -56,6 +56,7 @@ class Verdict:
     moved: float | None = (
         None  # the probability that data with the symmetry change as much when they are moved; None: not known
     )
+    left_out: str = ""  # that some samples were left out, and why
 
     @property
     def probability(self) -> float:
@@ -79,8 +80,9 @@ class Verdict:
             times = max(close.bound, FEW) / close.nats
             if times > 1:
                 found.append(f"about {times:.1f} times as many samples, if margins grow with their number")
-        found += [f"{what} (gained {gain:+.0f} nats when tried)" for what, gain in self.tried.items() if gain > 0]
-        return (*found, "more seeds, by a larger budget")
+        found += [f"{what} (gained {gain:+.0f} nats when tried)" for what, gain in self.tried.items() if gain >= FEW]
+        last = "more minutes, or none: all samples are used then" if self.left_out else "more seeds, by a larger budget"
+        return (*found, last)
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
                 opinion=opinion,
                 layers=layers,
                 moved=v.get("moved"),
+                left_out=v.get("left_out", ""),
             )
         )
     candidates = tuple(Candidate(**c) for c in given["candidates"])

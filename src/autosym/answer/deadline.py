@@ -4,8 +4,9 @@
 
 A short fit of the largest network measures an epoch, a pass what a run takes beside; ``drift`` is what the last runs took, compared with
 that. Long runs, and those that go on, get the length that the time left allows. What is optional (wider networks, more seeds, single
-layers) is left out if it does not fit. No run is shorter than in the shortest plan. What was decided is kept in the folder of the search,
-so that one that was stopped goes on as if it had not been.
+layers) is left out if it does not fit. No run is shorter than in the shortest plan. Where even that takes too long with all samples, some
+of them are drawn (``sampling``). What was decided is kept in the folder of the search, so that one that was stopped goes on as if it had
+not been.
 """
 
 import math
@@ -23,7 +24,7 @@ from autosym.runtime.arithmetic import NotFinite
 from autosym.training.fitting import fit
 from autosym.training.guarding import NothingLearned
 
-EPOCHS = 15  # of the shortest plan
+EPOCHS, STEPS = 15, 200  # of the weights, at least, in a fit of the shortest plan: with fewer little is learned
 BESIDE: dict[Stage, float] = {
     "short": 1.0,
     "long": 1.6,
@@ -34,11 +35,13 @@ TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each abo
 PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
 TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
 REFUSED = 10.0  # times what was asked for: what is expected to take longer is not begun. A busy machine may measure three times too much
+SHRUNK = 0.9  # of the samples at most, if there are too many
+POWER = 1.5  # of the samples: about how the time grows, as networks for more samples are larger. What follows is measured
 OPINIONS = 2.0  # times ``beside`` for each second opinion, and for the best network
 
 
 class TooShort(UserWarning):
-    """Even the shortest search takes longer than the minutes that were given, but not so much that it is refused."""
+    """Even the shortest search of all samples takes longer than the minutes that were given: some are drawn, or it takes longer."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Pace:
 
     @classmethod
     def measured(cls, fitter: Fitter, weights: float, passed: float) -> "Pace":
-        """By a short fit, without its first epoch, which warms up.
+        """By a short fit of the samples to try, without its first epoch, which warms up.
 
         ``weights`` are the seconds of the weight steps of an epoch, ``passed`` those of an exact pass.
         """
@@ -59,12 +62,13 @@ class Pace:
         schedule = replace(fitter.schedule, epochs=SHORT, burn_in=0, every=1, sampled_end=True)
         with processes.alone():
             try:
-                found = fit(model, fitter.data, fitter.likelihood, schedule=schedule, **fitter.options)
-                at, epoch = found.laplace, (found.history[-1]["seconds"] - found.history[0]["seconds"]) / (SHORT - 1)
+                found = fit(model, fitter.tried, fitter.likelihood, schedule=schedule, **fitter.options)
+                taken = found.history[-1]["seconds"] - found.history[0]["seconds"]
+                at, epoch = found.laplace, taken / (SHORT - 1) / fitter.part_tried
             except (NotFinite, NothingLearned):  # as other runs may
                 model = fitter.networks.build(*fitter.largest, 0)
-                at, epoch = laplace.at(model, fitter.data, fitter.likelihood), 2 * weights
-        known = costs.of(model, fitter.data, at, fitter.options.get("memory"))
+                at, epoch = laplace.at(model, fitter.tried, fitter.likelihood), 2 * weights
+        known = costs.of(model, fitter.tried, at, fitter.options.get("memory"))
         work = min(known.least, PRODUCTS[0] * PRODUCT * known.samples * known.forward) / known.fit(1, schedule.batch_size)
         return cls(*(processes.agreed(seconds) for seconds in (epoch, passed, work * weights)))
 
@@ -104,9 +108,27 @@ class Deadline:
 
     def epochs(self) -> int:
         """Of a fit: as many as time allows, from those of the shortest plan to those that were asked for."""
-        most = self.fitter.schedule.epochs
-        tried = range(most, min(EPOCHS, most), -1)
-        return next((n for n in tried if self.expected(n) <= PLANNED * self.seconds), min(EPOCHS, most))
+        most, planned = self.fitter.schedule.epochs, PLANNED * self.open
+        tried = range(most, self.shortest, -1)
+        return next((n for n in tried if self.expected(n) <= planned), self.shortest)
+
+    @property
+    def shortest(self) -> int:
+        """Epochs of a fit in the shortest plan."""
+        schedule, samples = self.fitter.schedule, self.fitter.samples
+        return min(schedule.epochs, max(EPOCHS, math.ceil(STEPS / math.ceil(samples / schedule.batch_size))))
+
+    def samples(self, least: int) -> int:
+        """How many samples time allows with the shortest plan, about, from ``least`` to those that there are."""
+        now, expected = self.fitter.samples, self.expected(self.shortest)
+        if expected <= TOLERATED * self.open or now <= least:
+            return now
+        return max(least, math.floor(now * min(SHRUNK, (PLANNED * self.open / expected) ** (1 / POWER))))
+
+    @property
+    def open(self) -> float:
+        """Seconds that are left, as all processes see it."""
+        return processes.agreed(max(0.0, self.seconds - (time.perf_counter() - self.begun)))
 
     @property
     def opinions(self) -> float:
@@ -160,7 +182,7 @@ class Deadline:
         by_time = (self.left * processes.count() / self.drift - fixed) / slope
         units = sum(count * PARTS[s] / now for s, count in later)
         by_budget = ((1 - RESERVE * (stage == "long")) * self.budget - self.spent - whole * PARTS["whole"]) / units
-        shortest = plan.scale * now * min(1.0, EPOCHS / full)
+        shortest = plan.scale * now * min(1.0, self.shortest / full)
         return processes.agreed(max(shortest, min(now, by_time, by_budget)))
 
     def _going_on(self, widths: dict[str, float]) -> float:
@@ -173,14 +195,22 @@ class Deadline:
         return found
 
 
-def check(seconds: float, expected: float, symmetries: int) -> None:
-    """Say before the start that the shortest plan takes longer than was asked for; refuse it if it takes far longer."""
+def check(seconds: float, expected: float, symmetries: int, left_out: str = "") -> None:
+    """Say before the start which samples are ``left_out``, or that the shortest plan takes longer than was asked for.
+
+    Refuse it if it takes far longer.
+    """
     if expected <= TOLERATED * seconds:
+        if left_out and processes.first():
+            warnings.warn(left_out, TooShort, stacklevel=4)
         return
     minutes = math.ceil(expected / 6) / 10 if expected < 600 else math.ceil(expected / 60)
-    fewer = ", or ask for one symmetry" if symmetries > 1 else ""
-    said = f"even the shortest search takes about {minutes:g} minutes here, more than the {seconds / 60:g} that were given: "
-    how = f"give {minutes:g} or more, or fewer samples{fewer}"
+    fewer = [*([] if left_out else ["fewer samples"]), *(["ask for one symmetry"] if symmetries > 1 else [])]
+    few = f" with {left_out.partition(' were ')[0]}" if left_out else ""
+    said = (
+        f"even the shortest search{few} takes about {minutes:g} minutes here, more than the {seconds / 60:g} that were given: "
+    )
+    how = ", or ".join([f"give {minutes:g} or more", *fewer])
     if expected > REFUSED * seconds:
         raise ValueError(f"{said}{how}")
     if processes.first():

@@ -19,22 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autosym.answer import margins, moving, symmetrising
+from autosym.answer import margins, moving, sampling, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.deadline import Deadline, Pace, check
 from autosym.answer.forecast import Forecast, spoken, told
-from autosym.answer.hypotheses import Built, Given, checked, seeded
+from autosym.answer.hypotheses import USUAL, Built, Given, Networks, checked, seeded
 from autosym.answer.margins import FEW
 from autosym.answer.plans import FITS, Question, planned, sure_cost
 from autosym.answer.routes import PART, Fitter, Store
+from autosym.answer.sampling import MEASURED, Draw
 from autosym.answer.search import Finding, Search
 from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature import input_shapes
 from autosym.evidence import laplace
+from autosym.evidence.verdicts import LITTLE
 from autosym.runtime import processes
-from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, to_model
+from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, targets_of, to_model
 from autosym.training.schedule import Schedule
 
 BUDGET = (6.0, 7.0)  # fits for the first symmetry, and for each further one
@@ -42,12 +44,15 @@ OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, besid
 TRAINED = 0.1  # nats a sample: what a model that was trained explains at least
 EVIDENCE = 1.5  # times as long as its weight steps an epoch takes, about, with trials of the rate and sampled curvature
 PASSES = 2.0  # exact passes of a run, about, of the largest network: smaller ones take less
+CHANNELS = (1, 3)  # of one image, that is given without a batch
+
+Made = Callable[[Data, int], tuple[Built | Given, dict[str, Any]]]  # networks for data of so many samples, and their recipe
 
 
 def discover(
     model: nn.Module | str | Callable[[int], nn.Module],
     data: Data,
-    symmetries: str | Sequence[str] = ("translations", "c4", "flip-horizontal"),
+    symmetries: str | Sequence[str] = USUAL,
     likelihood: str | Likelihood = "categorical",
     *,
     budget: float | None = None,
@@ -62,14 +67,17 @@ def discover(
     """Which of ``symmetries`` do these ``data`` have, for networks like ``model``? Yes, no or undecided, each with margins and errors.
 
     ``model`` is a CNN (trained or not), a factory ``width -> module`` for widths 1, 2, ..., or a name for ``nets.build`` ("f-fc+conv"; its
-    form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...).
+    form follows from the data, or from ``network``). ``symmetries`` are "translations" and exact groups ("c4", "flip-horizontal", ...). By
+    default translations, c4 (if images are square) and flip-horizontal.
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``). If even the
-    shortest search takes longer, a warning says so beforehand; if it takes ten times as long, it is refused. ``seeds``: of long runs.
-    ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a search that was stopped
-    goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory, capture, deterministic.
-    With torchrun, processes share the runs.
+    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``). If even the shortest
+    search takes longer, some of the samples are drawn, by class (``sampling``); a warning and a note say how many. If the fewest, 200 or
+    10 times as many as classes, take longer, a warning says so beforehand; if they take ten times as long, it is refused.
+
+    ``seeds``: of long runs. ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a
+    search that was stopped goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory,
+    capture, deterministic. With torchrun, processes share the runs.
     """
     begun = time.perf_counter()
     check_repeatable(data, data)
@@ -78,33 +86,50 @@ def discover(
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
     names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
-    with input_shapes.explained(model, x):
-        networks, recipe = _networks(model, names, x, samples, outputs, data, likelihood, network)
+
+    def made(some: Data, count: int) -> tuple[Built | Given, dict[str, Any]]:
+        with input_shapes.explained(model, x):
+            networks, recipe = _networks(model, names, x, count, outputs, some, likelihood, network)
+        missing = [name for name in USUAL if name not in names] if tuple(symmetries) == USUAL else []
+        networks.notes += tuple(f"{name} was left out: images are {x.shape[-2]}x{x.shape[-1]}, not square" for name in missing)
+        return networks, recipe
+
+    networks, recipe = made(data, samples)
     budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
     settings |= {"options": sorted(more), "likelihood": likelihood.name}
     settings |= {} if resume is None else _known(model, data, recipe)
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
-    forecast, *measured = _planned(fitter, seeds, budget)
-    deadline = None if minutes is None else _within(fitter, 60 * minutes, budget, begun, forecast, *measured)
+    if minutes is None:
+        forecast, deadline, left_out = _planned(fitter, seeds, budget)[0], None, ""
+    else:
+        draw = Draw(data, likelihoods.classes(likelihood, outputs))
+        fitter, recipe, forecast, deadline = _within(fitter, recipe, made, draw, seeds, budget, 60 * minutes, begun)
+        left_out = sampling.said(fitter.samples, samples, 60 * minutes)
     store.begin()
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
         perform = fitter.perform if deadline is None else deadline.perform
-        steps = (perform, fitter.share, tell, networks.route, fitter.layers)
-        classes = _classes(networks, likelihood)
-        explained = partial(_explained, samples=samples, entropy=_entropy(data) if classes else None)
-        moved = store.moved(lambda: _moved(names, data, samples, classes))
-        search = Search(networks.questions, fitter.plan, *steps, explained, moved).run()
+        steps = (perform, fitter.share, tell, fitter.networks.route, fitter.layers)
+        classes, questions = _classes(fitter.networks, likelihood), fitter.networks.questions
+        explained = partial(_explained, samples=fitter.samples, entropy=_entropy(fitter.data) if classes else None)
+        moved = store.moved(lambda: _moved(names, fitter.data, fitter.samples, classes))
+        search = Search(questions, fitter.plan, *steps, explained, moved).run()
         tell("second opinions")
-        found = zip(networks.questions, search.findings(), strict=True)
-        verdicts = [_verdict(search, fitter, question, finding, held_out) for question, finding in found]
-    return _answer(search, fitter, verdicts, recipe, begun, minutes)
+        found = zip(questions, search.findings(), strict=True)
+        verdicts = [_verdict(search, fitter, question, finding, held_out, left_out) for question, finding in found]
+    return _answer(search, fitter, verdicts, recipe, begun, minutes, left_out)
 
 
 def _answer(
-    search: Search, fitter: Fitter, verdicts: Sequence[Verdict], recipe: dict[str, Any], begun: float, minutes: float | None
+    search: Search,
+    fitter: Fitter,
+    verdicts: Sequence[Verdict],
+    recipe: dict[str, Any],
+    begun: float,
+    minutes: float | None,
+    left_out: str,
 ) -> Answer:
     """The verdicts with the candidates, and the best of them as a fit."""
     key = _chosen(search, verdicts)
@@ -112,8 +137,10 @@ def _answer(
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
     notes = (
         *fitter.networks.notes,
+        *([left_out] if left_out else []),
         *_shortened(fitter.plan.part("long"), fitter.schedule.epochs, "minutes" if minutes else "budget"),
         *_idle(*search.idle()),
+        *search.cautions(),
     )
     with processes.alone():
         fit = fitter.fitted(key)
@@ -128,7 +155,7 @@ def _answer(
 
 
 @torch.no_grad()
-def _classes(networks: Built | Given, likelihood: Likelihood) -> bool:
+def _classes(networks: Networks, likelihood: Likelihood) -> bool:
     """Whether targets are classes, for as many outputs as the networks have."""
     outputs = networks.build(networks.questions[0].strict, networks.widths[0], 0)(networks.example)
     return likelihoods.classes(likelihood, outputs.shape[-1]) is not None
@@ -144,7 +171,7 @@ def _moved(names: Sequence[str], data: Data, samples: int, classes: bool) -> dic
 
 def _entropy(data: Data) -> float:
     """Of the labels, in nats a sample: what one who knows how frequent they are does not know."""
-    labels = torch.cat([y.reshape(-1) for _, y in batches(data, 256)])
+    labels = targets_of(data).reshape(-1)
     parts = labels.unique(return_counts=True)[1].double() / len(labels)
     return float(-(parts * parts.log()).sum())
 
@@ -188,17 +215,36 @@ def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float
 
 
 def _within(
-    fitter: Fitter, seconds: float, budget: float, begun: float, forecast: Forecast, weights: float, passed: float
-) -> Deadline:
-    """What keeps the search within so many seconds: gives the fitter its epochs. One that takes far longer is refused, if not yet begun."""
-    deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, weights, passed), seconds, begun, budget)
-    fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=deadline.epochs()))
+    fitter: Fitter, recipe: dict[str, Any], made: Made, draw: Draw, seeds: int, budget: float, seconds: float, begun: float
+) -> tuple[Fitter, dict[str, Any], Forecast, Deadline]:
+    """What keeps the search within so many seconds, and its fitter: with fewer epochs, and of fewer samples if that is not enough.
+
+    A search that takes far longer is refused, if not yet begun.
+    """
+    store, schedule, samples = fitter.store, fitter.schedule, fitter.samples
+    count = store.begun_with("samples", samples)
+    while True:
+        if count < fitter.samples:
+            some = draw.first(count)
+            networks, recipe = made(some, count)
+            shorter = sampling.shortened(schedule, samples, count)
+            fitter = Fitter(networks, some, count, fitter.likelihood, shorter, store, **fitter.options)
+        if count > MEASURED:
+            fitter.tried, fitter.part_tried = draw.first(MEASURED), MEASURED / count
+        forecast, *measured = _planned(fitter, seeds, budget)
+        deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, *measured), seconds, begun, budget)
+        allowed = count if store.begun else deadline.samples(draw.least(samples))
+        if allowed == count:
+            break
+        count = allowed
+    store.begun_with("samples", count)
+    fitter.schedule = store.schedule(replace(fitter.schedule, epochs=deadline.epochs()))
     fitter.work.clear()
     expected = deadline.expected(fitter.schedule.epochs)
     forecast.each = expected / max(forecast.total, 1e-9)
-    if not fitter.store.begun:
-        check(seconds, expected, len(fitter.networks.questions))
-    return deadline
+    if not store.begun:
+        check(seconds, expected, len(fitter.networks.questions), sampling.said(count, samples, seconds))
+    return fitter, recipe, forecast, deadline
 
 
 def _schedule(options: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
@@ -221,11 +267,17 @@ def _looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
         first, count = x if first is None else first, count + len(x)
         most = max(most, int(y.max()) + 1 if not y.is_floating_point() else (y.shape[1] if y.dim() > 1 else 1))
     if first is None or first.dim() != 4:
-        shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{input_shapes.mended(first.shape)}; ")
+        shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{_mended(first.shape)}; ")
         raise ValueError(
             f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset"
         )
     return first[:8], size_of(data) or count, most
+
+
+def _mended(shape: Sequence[int]) -> str:
+    """How images of this shape become a batch; one image is told by its channels."""
+    one = len(shape) == 3 and shape[0] in CHANNELS
+    return "this looks like one image; give all of them, x in place of x[0]" if one else input_shapes.mended(shape)
 
 
 def _networks(
@@ -247,6 +299,7 @@ def _networks(
     if isinstance(model, str):
         form = dict(network or {})
         classes = form.pop("classes", outputs)
+        likelihood.check(classes, targets_of(data))
         built = Built(model, names, x, classes, samples, **form)
         form = {key: list(v) if isinstance(v, tuple) else v for key, v in form.items()}
         return built, recipe | {"name": model, "classes": classes, "samples": samples, "form": form}
@@ -292,10 +345,10 @@ def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
         float(slopes[0].sum())  # a GPU has then done it
         steps.append(time.perf_counter() - begun)
     with processes.alone():
-        for data in ((x[:8], y[:8]), fitter.data):  # the first warms up
+        for data in ((x[:8], y[:8]), fitter.tried):  # the first warms up
             begun = time.perf_counter()
             laplace.at(model, data, fitter.likelihood, memory=fitter.options.get("memory"))
-    passed = time.perf_counter() - begun
+    passed = (time.perf_counter() - begun) / fitter.part_tried
     return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
 
 
@@ -309,7 +362,9 @@ def _shortened(part: float, epochs: int, limit: str) -> list[str]:
     return [f"long runs had {part:.0%} of {epochs} epochs, to stay within the {limit}: more makes them longer"]
 
 
-def _verdict(search: Search, fitter: Fitter, question: Question, finding: Finding, held_out: Data | None) -> Verdict:
+def _verdict(
+    search: Search, fitter: Fitter, question: Question, finding: Finding, held_out: Data | None, left_out: str
+) -> Verdict:
     """The finding, with a second opinion, and the layers in which the symmetry is broken."""
     best = search.best(*(network for network in search.plan.networks if network != question.strict))
     opinion, judgement, why = None, finding.judgement, finding.why
@@ -322,10 +377,13 @@ def _verdict(search: Search, fitter: Fitter, question: Question, finding: Findin
         ahead = margins.margin(its, strict, *search.between(best.network, question.strict))
         if contradiction := contradicted(finding, opinion, ahead):
             judgement, why = "undecided", contradiction
+        likelihood = float(fit.evidence.log_likelihood)
+        if finding.stuck and mistaken(search.explained, likelihood, opinion):
+            judgement, why = "no", ""
     prices = search.prices.get(question.symmetry, {})
     layers = tuple(LayerAnswer(layer, price.nats, price.needed) for layer, price in prices.items())
     margins_of, moved = (finding.breaking, finding.tie), search.moved.get(question.symmetry)
-    return Verdict(question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers, moved)
+    return Verdict(question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers, moved, left_out)
 
 
 def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> str:
@@ -340,6 +398,14 @@ def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> s
     if finding.judgement == "yes" and opinion.held_out is not None and opinion.held_out.loses and lost:
         return f"by the evidence it holds, but {opinion}"
     return ""
+
+
+def mistaken(explained: Callable[[float], float], log_likelihood: float, opinion: Opinion) -> bool:
+    """Whether a network that explains the labels is worse than guessing when it is averaged over the group.
+
+    It then gives moved images other labels, and is sure of them. A network that keeps the symmetry can only guess, and is not stuck.
+    """
+    return explained(log_likelihood) >= LITTLE and explained(log_likelihood + opinion.training.nats) < 0
 
 
 def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:

@@ -32,6 +32,7 @@ from autosym.surgery.widening import anew, widened
 SHIFTS = "translations"
 START = 0.3  # the size of free paths that are trained together with symmetric ones from the start, as in ``nets.build``
 AS_GIVEN = "as given"
+USUAL = (SHIFTS, "c4", "flip-horizontal")
 
 
 class Networks(Protocol):
@@ -68,8 +69,13 @@ def _keeps_more(one: Kept, other: Kept) -> bool:
 
 
 def checked(symmetries: str | Sequence[str], size: Sequence[int]) -> tuple[str, ...]:
-    """The names of the symmetries, without doubles; groups that do not act on images of this size are refused."""
+    """The names of the symmetries, without doubles; groups that do not act on images of this size are refused.
+
+    Of the ``USUAL`` ones, which nobody chose, quarter turns are left out if images are not square.
+    """
     names = (symmetries,) if isinstance(symmetries, str) else tuple(dict.fromkeys(symmetries))
+    if names == USUAL and size[0] != size[1]:
+        names = tuple(name for name in names if name != "c4")
     exact = [name for name, group in GROUPS.items() if group.exact]
     unknown = [name for name in names if name not in (SHIFTS, *exact)]
     if unknown or not names:

@@ -8,7 +8,8 @@ over one that keeps it; *tie* is what that one gains over a network without the 
 strict one, so breaking never loses much: the tie must speak for a symmetry.
 
     no          breaking gains more than its error; or more than next to nothing, and the data change when they are moved (``moving``)
-    yes         breaking gains next to nothing, the tie is worth more than its error, and the strict network explains more than little
+    yes         breaking gains next to nothing, the tie is worth more than its error, the data do not change when they are moved, and the
+                strict network explains more than little
     undecided   neither
 
 Next to nothing is 10 nats; or one standard error, if a second witness says so too: strict and relaxed networks that were fitted on from
@@ -126,7 +127,7 @@ def judge(
         return "no"
     if not all(next_to_nothing(margin, pairs, moved) for margin in breaking):
         return "no" if moved <= RARE else "undecided"
-    return "yes" if tie.counts and tie.nats > FEW and not weak else "undecided"
+    return "yes" if tie.counts and tie.nats > FEW and moved > RARE and not weak else "undecided"
 
 
 def next_to_nothing(breaking: Margin, pairs: Margin | None, moved: float) -> bool:

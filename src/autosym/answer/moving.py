@@ -9,7 +9,7 @@ on what the group changes, moving takes it away, and T falls. (Equal images are 
 independent: they look as if they changed.)
 
 T asks for more than labels that keep the symmetry: images that are all upright change when they are turned. So it is a second witness
-(``margins.judge``): a *no* needs networks that gain something by breaking the symmetry, too.
+(``margins.judge``): a *no* needs networks that gain something by breaking the symmetry, too. But no *yes* is given against it.
 """
 
 import math

@@ -28,6 +28,7 @@ from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.evidence import costs, laplace, possible
+from autosym.evidence.cautions import Failed
 from autosym.evidence.costs import PRODUCT
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.whole import Whole
@@ -46,7 +47,7 @@ PRODUCTS = (60, 160)  # with the Gauss-Newton matrix, for the evidence of a whol
 SHARE = 0.4  # of the work of a fit, if these bounds allow
 NATS = 20.0  # two standard errors that are small enough
 SHORT = 3  # epochs at least
-SEARCH_FILES = ("settings.json", "epochs.json", "moved.json", "decided.json")  # in the folder of a search
+SEARCH_FILES = ("settings.json", "epochs.json", "samples.json", "moved.json", "decided.json")  # in the folder of a search
 RUN_FILES = ("outcome.json", "end.json", "end.safetensors", "checkpoint.safetensors")  # in the folder of each of its runs
 
 Say = Callable[[str], None]
@@ -76,9 +77,10 @@ class Store:
         self.ends: dict[str, End] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.begins: dict[File, Any] = {}
-        self.begun = folder is not None and (folder / "settings.json").exists()
+        self.begun = False
         if folder is None:
             return
+        self.begun = bool(processes.agreed((folder / "settings.json").exists()))  # before anybody begins it
         path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
         self.begins[path] = wanted
         if self.begun:
@@ -90,9 +92,9 @@ class Store:
                 )
 
     def begin(self) -> None:
-        """Write what the folder is begun with, unless it is there: settings, and epochs if they follow from the machine."""
-        for path, content in self.begins.items():
-            if processes.first() and not path.exists():
+        """Write what the folder is begun with, unless it is there: epochs and samples if they follow from the machine; settings last."""
+        if processes.first() and not self.begun:
+            for path, content in reversed(self.begins.items()):
                 files.write(path, json.dumps(content, indent=1))
 
     def outcome(self, run: Run) -> Outcome | None:
@@ -127,13 +129,17 @@ class Store:
         files.write(folder / "outcome.json", json.dumps(asdict(outcome) | {"log_evidence": value}, allow_nan=False))
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
-    def schedule(self, found: Schedule) -> Schedule:
-        """The schedule of a search whose epochs follow from the machine: that of the folder, if it has one."""
+    def begun_with(self, name: str, found: int) -> int:
+        """A number of the whole search that follows from the machine: as the folder says, if it was begun."""
         if self.folder is None:
             return found
-        path = self.folder / "epochs.json"
-        self.begins[path] = {"epochs": found.epochs}
-        return replace(found, epochs=_read(path)["epochs"]) if path.exists() else found
+        path = self.folder / f"{name}.json"
+        self.begins[path] = {name: found}
+        return _read(path)[name] if self.begun and path.exists() else found
+
+    def schedule(self, found: Schedule) -> Schedule:
+        """The schedule of a search whose epochs follow from the machine."""
+        return replace(found, epochs=self.begun_with("epochs", found.epochs))
 
     def moved(self, find: Callable[[], dict[str, float]]) -> dict[str, float]:
         """How the data change when they are moved: as the folder says, if it does. A loader may show them in another order now."""
@@ -180,6 +186,7 @@ class Fitter:
         **options: Any,
     ):
         self.networks, self.data, self.samples, self.store, self.say = networks, data, samples, store, say
+        self.tried, self.part_tried = data, 1.0  # samples by which times are measured, and which part of all they are
         self.likelihood, self.schedule, self.options = likelihoods.of(likelihood), schedule, options
         self.work: dict[tuple[str, float], float] = {}
         self.plan = Plan((), (), 0, 0.0)  # made from costs, which this counts
@@ -280,9 +287,8 @@ class Fitter:
 
     def _whole(self, run: Run) -> Outcome:
         fitted = self.fitted(run.start)
-        failed = possible.failure(fitted.estimate, fitted.prior)
-        if failed:
-            return Outcome(-math.inf, failed=str(failed))
+        if failed := possible.failure(fitted.estimate, fitted.prior):
+            return _unusable(failed)
         found = self.refined(fitted)
         assert isinstance(found.estimate, Whole)
         doubt, truncation = found.evidence.standard_error or 0.0, found.estimate.truncation
@@ -312,9 +318,8 @@ def _set_noise(likelihood: Likelihood, end: End) -> None:
 
 
 def _outcome(fitted: Fit) -> Outcome:
-    failed = possible.failure(fitted.estimate, fitted.prior)
-    if failed:
-        return Outcome(-math.inf, failed=str(failed))
+    if failed := possible.failure(fitted.estimate, fitted.prior):
+        return _unusable(failed)
     at = fitted.laplace
     assert isinstance(at, Laplace)
     gamma = float(at.effective_parameters(fitted.prior).detach().sum())
@@ -322,8 +327,14 @@ def _outcome(fitted: Fit) -> Outcome:
     return Outcome(value, DOUBT * gamma, more=_known(fitted) | {"kronecker": value - PART * gamma, "effective": gamma})
 
 
+def _unusable(failed: Failed) -> Outcome:
+    return Outcome(-math.inf, failed=str(failed), more={"unusable": failed.why})
+
+
 def _known(fitted: Fit) -> dict[str, Any]:
-    return {"log_likelihood": float(fitted.evidence.log_likelihood.detach()), "samples": fitted.evidence.samples}
+    found = fitted.evidence
+    most = found.most if math.isfinite(found.most) else None
+    return {"log_likelihood": float(found.log_likelihood.detach()), "samples": found.samples, "most": most}
 
 
 def _read(path: File) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autosym.answer import margins
+from autosym.answer.hypotheses import SHIFTS
 from autosym.answer.margins import Judgement, Margin, Value
 from autosym.answer.plans import FEWEST, FITS, Cost, Outcome, Perform, Plan, Question, Run, Stage, after_short, exchanged
+from autosym.evidence.record import nats
 from autosym.evidence.verdicts import LITTLE
 
 # errors, and part of the evidence: a network whose short runs are so far behind the best gets one long run
@@ -41,6 +43,7 @@ class Finding:
     why: str = ""
     tried: Mapping[str, float] = field(default_factory=dict)  # what a larger network, or longer runs, gained, in nats
     pairs: Margin | None = None  # what the relaxed network gained, in the mean, over the strict one from the same end
+    stuck: bool = False  # a no, but that the network that keeps the symmetry has learned nothing: it may be stuck
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,26 @@ class Search:
     def idle(self) -> tuple[int, int]:
         """How many of the fits learned nothing, and how many there are."""
         made = [outcome for run, outcome in self.outcomes.items() if run.stage in ("short", *FITS)]
-        return sum(self._is_nothing(outcome.log_evidence) for outcome in made), len(made)
+        return sum(self._is_nothing(out.log_evidence) and "unusable" not in out.more for out in made), len(made)
+
+    def cautions(self) -> list[str]:
+        """Which runs have evidence that cannot be: those that were left out, and those whose corrected evidence is above the most."""
+        unusable = [out.more["unusable"] for out in self.outcomes.values() if "unusable" in out.more]
+        above = [run for run, out in self.outcomes.items() if _is_above(out)]
+        found = []
+        if unusable:
+            found.append(
+                f"the evidence of {len(unusable)} of {len(self.outcomes)} runs was left out, as the Laplace approximation has failed: "
+                f"{unusable[0]}; a smaller lr, or longer runs, may mend it"
+            )
+        if above:
+            run = max(above, key=self._value)
+            has = f"{run.network}, width {run.width:g}, seed {run.seed} has {nats(self._value(run))}"
+            found.append(
+                f"the evidence of {len(above)} of {len(self.outcomes)} runs cannot be: {has}, but these labels allow at most "
+                f"{nats(self.outcomes[run].more['most'])}; do not rely on its margins; a smaller lr, or more samples, may mend it"
+            )
+        return found
 
     def _is_nothing(self, log_evidence: float) -> bool:
         return not math.isfinite(log_evidence) or self.explained(log_evidence) < NOTHING
@@ -263,15 +285,16 @@ class Search:
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak)
-        gains = [margin for margin in ways if margin.nats > margins.FEW] if judgement == "no" else []
-        breaking = max(gains or ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
+        breaking = _telling(ways, judgement, pairs, moved)
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
-        why = _why(ways, tie, pairs, moved, weak) if judgement == "undecided" else ""
-        if judgement == "no" and explained < NOTHING and moved > margins.RARE:
+        shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
+        why = _why(ways, tie, pairs, moved, weak, shifts) if judgement == "undecided" else ""
+        stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
+        if stuck:
             judgement, why = (
                 "undecided",
                 "the network that keeps the symmetry has learned nothing, but the data do not change when they are moved: it may be stuck; "
@@ -279,6 +302,7 @@ class Search:
             )
         failed = [network for network in question.networks if self.best(network) is None]
         if failed:  # which says nothing against it: networks that explain all labels fail too
+            stuck = False
             judgement, why = (
                 "undecided",
                 f"no run of {failed[0]} has evidence that can be used; train longer, or rescale the inputs",
@@ -288,7 +312,7 @@ class Search:
                 "undecided",
                 "the network that keeps the symmetry still gains by being wider, as much as breaking gains",
             )
-        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs)
+        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs, stuck)
 
     def between(self, one: str, other: str) -> tuple[float, int]:
         """What chance makes of the difference of the best ends of two networks that were trained apart.
@@ -339,18 +363,39 @@ class Search:
         return self.outcomes[run].log_evidence
 
 
-def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool) -> str:
-    """Why two margins leave it open."""
-    if weak and margins.judge(ways, tie, pairs, moved) == "yes":
+def _is_above(outcome: Outcome) -> bool:
+    """Whether evidence is above the most that labels allow, by more than its error explains."""
+    most = outcome.more.get("most")
+    return most is not None and math.isfinite(outcome.log_evidence) and outcome.log_evidence - 2 * outcome.error > most
+
+
+def _telling(ways: Sequence[Margin], judgement: Judgement, pairs: Margin | None, moved: float) -> Margin:
+    """Of all ways to break a symmetry the one that the judgement rests on."""
+    if judgement == "undecided":
+        telling = [margin for margin in ways if not margins.next_to_nothing(margin, pairs, moved)]
+        return max(telling or ways, key=lambda margin: margin.nats)
+    gains = [margin for margin in ways if margin.nats > margins.FEW] if judgement == "no" else []
+    return max(gains or ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
+
+
+def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool) -> str:
+    """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
+    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE)) == "yes"
+    if else_yes and moved <= margins.RARE:
+        ask = "" if shifts else " (ask about translations too)"
+        return (
+            "networks that keep it have more evidence, but the data change when they are moved: labels may depend on it in a way that none "
+            f"of the networks can show{ask}, or the data lack moved images"
+        )
+    if else_yes and weak:
         return (
             "the networks explain so little of the labels that they would not notice if it were broken: more samples, longer runs or a "
             "larger network would tell"
         )
     if math.isinf(tie.error):
         return "of no network two runs from the same kind of start learned something, so nobody knows what chance is worth"
-    telling = [margin for margin in ways if not margins.next_to_nothing(margin, pairs, moved)]
-    largest = max(telling or ways, key=lambda margin: margin.nats)
-    if telling:
+    largest = _telling(ways, "undecided", pairs, moved)
+    if not margins.next_to_nothing(largest, pairs, moved):
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
     worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
     return f"breaking it gains {largest}, which is no more than chance, but {worth}"

@@ -139,9 +139,12 @@ class Categorical(nn.Module, Likelihood):
                 f"class indices of shape (N,); use {_as_indices(targets)}"
             )
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs:
+            first, last = int(targets.min()), int(targets.max())
+            more = [f"give the model {last + 1} outputs, one for each class"] if first >= 0 else []
+            numbered = [] if first == 0 and len(targets.unique()) > outputs else ["number them from 0, without gaps"]
             raise ValueError(
-                f"labels run from {int(targets.min())} to {int(targets.max())}, but the model has {outputs} outputs, "
-                f"so they must lie in 0..{outputs - 1}: number them from 0, or give the model more outputs"
+                f"labels run from {first} to {last}, but the model has {outputs} outputs, so they must lie in 0..{outputs - 1}: "
+                + ", or ".join(numbered + more)
             )
 
     def check_outputs(self, outputs: Tensor, model: nn.Module) -> None:

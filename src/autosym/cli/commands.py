@@ -142,15 +142,16 @@ def discover(
     Args:
         data: an .npz file of images (or x, X) and labels (or y, Y), or a folder with a folder of images for every class.
         out: where answer.json, fit.safetensors, report.html and the runs are written.
-        symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical.
+        symmetries: some of translations, c2, c4, d4, flip-horizontal, flip-vertical. c4 is left out by default if images are not square.
         model: the free path beside convolutions: f-fc+conv or where+conv.
-        minutes: about how long all of it may take; networks are trained for fewer epochs if need be. If even the shortest search takes
-            longer, it says so before it starts; if it takes ten times as long, it is refused.
+        minutes: about how long all of it may take; networks are trained for fewer epochs if need be, and on some of the images if that
+            is not enough. It says so before it starts. It is refused if the fewest (200, or 10 times as many as classes) take ten times
+            as long.
         budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
         seeds: how many seeds long runs have.
         size: resize images to HEIGHTxWIDTH; by default their size, at most 32 pixels, in multiples of 4.
         classes: number of classes, if some of them do not occur in the integer labels.
-        test: fraction of the images to hold out, for a test accuracy and a second opinion; no choice depends on them.
+        test: fraction of the images to hold out, for a test accuracy and the second opinion: it may leave an answer undecided, no more.
         force: replace an earlier run in the output folder.
         printing: how much to print.
 
@@ -206,7 +207,7 @@ def fit(
         size: resize images to HEIGHTxWIDTH; by default their size, at most 32 pixels, in multiples of 4.
         classes: number of classes, if some of them do not occur in the integer labels.
         test: fraction of the images to hold out for a test accuracy; no choice depends on them.
-        lr: learning rate, relative to the size of weights; by default it follows from the number of steps.
+        lr: learning rate, relative to the size of weights (0.05 by default).
         tries: how many runs to make at most, if nothing is learned; further ones have other seeds and a smaller rate.
         simplify: leave out paths that the data do not support; --no-simplify keeps all of them.
         resume: continue from the checkpoint in the output folder, as if the run had never stopped.

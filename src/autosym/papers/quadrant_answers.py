@@ -55,7 +55,7 @@ def execute(run: Run, out: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     with one_thread():
         network = FORM | {"classes": run.digits * (4 if run.task == "digit+quadrant" else 1)}
-        answer = discover("f-fc+conv", train, "translations", network=network, epochs=run.epochs, held_out=test)
+        answer = discover("f-fc+conv", train, "translations", network=network, epochs=run.epochs)
     answer.save(out / run.task)
     with contextlib.suppress(ImportError):  # there is no page without jinja2
         answered.write(answer, out / run.task / "report.html", f"Digits in quadrants: {run.task.replace('+', ' and ')}")

@@ -111,10 +111,12 @@ def draw_shares(axes: Any, symmetry: Sequence[Mapping[str, Any]], title: str) ->
         labelled.add(name)
         share = 100 * (path["share"] or 0.0)
         axes.barh(layers.index(layer), share, left=left[layer], color=colour_of(path), label=label, height=0.7)
-        if share >= 8:
-            axes.text(left[layer] + share / 2, layers.index(layer), f"{share:.0f} %", ha="center", va="center", color="white")
+        if share >= 12:  # less has no room for its number
+            ink = "white" if path["symmetric"] else "black"
+            axes.text(left[layer] + share / 2, layers.index(layer), f"{share:.0f} %", ha="center", va="center", color=ink)
         left[layer] += share
-    axes.set_yticks(range(len(layers)), [layer.rsplit(".", 1)[-1] for layer in layers])
+    short = [layer.rsplit(".", 1)[-1] for layer in layers]
+    axes.set_yticks(range(len(layers)), layers if all(name.isdigit() for name in short) else short)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of effective parameters (%)")

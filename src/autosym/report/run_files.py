@@ -32,10 +32,7 @@ def load(run: File) -> dict[str, Any]:
         )
     result = read(file)
     if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
-        several = " It is the summary of several runs: `autosym table` shows it." if _key(result, "rows") else ""
-        raise ValueError(
-            f"{file} is not the result of a run: it has no list `symmetry`.{several} Make one by `autosym run NAME`"
-        )
+        raise ValueError(f"{file} is not the result of a run: it has no list `symmetry`. {_instead(folder, result)}")
     unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
     if unknown:
         raise ValueError(f"{file} is of another version: a path in its symmetry lacks some of {', '.join(sorted(PATH))}")
@@ -49,6 +46,16 @@ def load(run: File) -> dict[str, Any]:
     with of_this_version(run):
         paths, history = [_as_written_now(path) for path in result["symmetry"]], thinned(more.get("history") or [])
         return finite({"title": _named(result) or str(run), **more, **result, "symmetry": paths, "history": history})
+
+
+def _instead(folder: File, result: Any) -> str:
+    """What to do with a file that is not the result of a fit."""
+    for key, command in (("verdicts", "discover"), ("quantities", "noether")):
+        if _key(result, key):
+            return f"`autosym {command}` has written its own page: open {folder / 'report.html'}"
+    if _key(result, "rows"):
+        return "It is the summary of several runs: `autosym table` shows it. Make one by `autosym run NAME`"
+    return "Make one by `autosym run NAME`"
 
 
 def _as_written_now(path: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from autosym.evidence.verdicts import NEARLY, STRICT, LayerVerdict, Step, Verdic
 from autosym.linear.path import Kept
 from autosym.nn import symmetrised
 
-APPROXIMATE = "change along held-out trajectories, or have too little evidence by themselves"  # about conserved quantities
+DRIFTING = "found by evidence alone, which change along the trajectories"  # about conserved quantities
 RULE = (
     f"A layer counts as symmetric if the paths that break the symmetry hold less than {100 * STRICT:g}\u202f% of its effective "
     f"parameters, and as nearly symmetric below {100 * NEARLY:g}\u202f%."
@@ -223,3 +223,23 @@ def odds(nats: float) -> str:
 def power_of_ten(exponent: int) -> str:
     """10 with a raised exponent."""
     return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+
+
+def counted(quantities: int) -> str:
+    """How many conserved quantities were found."""
+    among = "among all that are linear or quadratic in positions and momenta"
+    if not quantities:
+        return f"No conserved quantity was found {among}."
+    return f"{quantities} conserved {'quantity was' if quantities == 1 else 'quantities were'} found {among}."
+
+
+UNDECIDED = {
+    "evidence": "It does not change, but has too little evidence. More states (--points) may decide.",
+    "unclear": "It changes a little, or noise hides whether it does. More or longer trajectories, shorter steps or less noise may decide.",
+    "alike": "It is nearly the same along all trajectories, conserved or not. Trajectories from other starts would decide.",
+}
+
+
+def undecided(doubt: str) -> str:
+    """Why a quantity is undecided, and what would decide."""
+    return UNDECIDED[doubt]
