@@ -355,13 +355,13 @@ def test_the_margin_that_is_shown_is_the_one_that_leaves_it_open():
     relaxed, untied = Margin(107.0, 40.0, 4), Margin(226.0, 104.0, 4)
     tie = Margin(-226.0, 104.0, 4)
     assert _telling([relaxed, untied], "undecided", None, 1.0) == untied
-    assert str(untied) in _why([relaxed, untied], tie, None, 1.0, False, False)
+    assert str(untied) in _why([relaxed, untied], tie, None, 1.0, False, False, False)
 
 
 def test_why_data_that_change_leave_it_open_for_weak_networks_too():
     ways, tie = [Margin(0.0, 3.0, 4)], Margin(300.0, 20.0, 4)
     for weak in (False, True):
-        assert "the data change when they are moved" in _why(ways, tie, None, margins.RARE, weak, True)
-        assert "ask about translations" not in _why(ways, tie, None, margins.RARE, weak, True)
-        assert "ask about translations too" in _why(ways, tie, None, margins.RARE, weak, False)
-    assert "explain so little" in _why(ways, tie, None, 1.0, True, True)
+        assert "the data change when they are moved" in _why(ways, tie, None, margins.RARE, weak, False, True)
+        assert "ask about translations" not in _why(ways, tie, None, margins.RARE, weak, False, True)
+        assert "ask about translations too" in _why(ways, tie, None, margins.RARE, weak, False, False)
+    assert "explain so little" in _why(ways, tie, None, 1.0, True, False, True)

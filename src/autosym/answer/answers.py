@@ -66,8 +66,9 @@ class Verdict:
 
     @property
     def by_moving(self) -> bool:
-        """Whether it is a no because the data change when they are moved: what breaking gains would not count by itself."""
-        return self.judgement == "no" and self.moved is not None and not self.breaking.counts
+        """Whether the data decided, as they change when they are moved, or do not: its own margin would not count by itself."""
+        margin = {"no": self.breaking, "yes": self.tie}.get(self.judgement)
+        return margin is not None and self.moved is not None and not margin.counts
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -160,7 +161,8 @@ class Answer:
         ]
         value = nats(self.best.log_evidence, self.best.error)
         more += [
-            f"{v.symmetry}: the data change when they are moved (data with this symmetry would do so with probability {v.moved:.3g})."
+            f"{v.symmetry}: the data {'change' if v.judgement == 'no' else 'do not change'} when they are moved (data with this symmetry "
+            f"change as much with probability {v.moved:.3g})."
             for v in self.verdicts
             if v.by_moving
         ]

@@ -115,7 +115,7 @@ def discover(
         classes, questions = _classes(fitter.networks, likelihood), fitter.networks.questions
         explained = partial(_explained, samples=fitter.samples, entropy=_entropy(fitter.data) if classes else None)
         moved = store.moved(lambda: _moved(names, fitter.data, fitter.samples, classes))
-        search = Search(questions, fitter.plan, *steps, explained, moved).run()
+        search = Search(questions, fitter.plan, *steps, explained, moved, fitter.samples >= moving.MANY).run()
         tell("second opinions")
         found = zip(questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out, left_out) for question, finding in found]

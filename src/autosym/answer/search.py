@@ -71,6 +71,7 @@ class Search:
     moved: Mapping[str, float] = field(
         default_factory=dict
     )  # by symmetry, how probable it is that data with it look like these
+    many: bool = False  # whether there are so many samples that they would change if they lacked a symmetry
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
     prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
@@ -284,7 +285,7 @@ class Search:
         pairs = margins.mean(self.gains(question))
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
-        judgement = margins.judge(ways, tie, pairs, moved, weak)
+        judgement = margins.judge(ways, tie, pairs, moved, weak, self.many)
         breaking = _telling(ways, judgement, pairs, moved)
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
@@ -292,7 +293,7 @@ class Search:
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
-        why = _why(ways, tie, pairs, moved, weak, shifts) if judgement == "undecided" else ""
+        why = _why(ways, tie, pairs, moved, weak, self.many, shifts) if judgement == "undecided" else ""
         stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
         if stuck:
             judgement, why = (
@@ -378,9 +379,9 @@ def _telling(ways: Sequence[Margin], judgement: Judgement, pairs: Margin | None,
     return max(gains or ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
 
 
-def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool) -> str:
+def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, many: bool, shifts: bool) -> str:
     """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
-    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE)) == "yes"
+    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE), many=many) == "yes"
     if else_yes and moved <= margins.RARE:
         ask = "" if shifts else " (ask about translations too)"
         return (
@@ -397,5 +398,5 @@ def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float
     largest = _telling(ways, "undecided", pairs, moved)
     if not margins.next_to_nothing(largest, pairs, moved):
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
-    worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
+    worth = f"the tie is worth {tie}, less than what counts ({margins.needed(tie, pairs, moved, many):.0f} nats)"
     return f"breaking it gains {largest}, which is no more than chance, but {worth}"
