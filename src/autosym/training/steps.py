@@ -10,6 +10,7 @@ from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
 from autosym.linear.frames import Frame
 from autosym.runtime import processes
+from autosym.training.fused_moves import fused
 
 AWAY = (
     0.1  # at random weights ResNet-18 and its relaxed form are away by 0.02, F-FC+CONV, which chooses polyphase grids, by 0.16
@@ -53,6 +54,7 @@ class Weights:
         self.first, self.second = self._by_name(self._first), self._by_name(self._second)
         self._counts = counts.to(flat)
         self._path = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(flat.device)
+        self._fused = fused(counts, flat, momentum) if optimiser == "adam" else None
         units = {name: size or 0.1 for name, size in sizes.items()} if sizes and optimiser == "adam" else {}
         for name, frame in self.frames.items():
             units[name] = frame.to(flat).unit(parameters[name].detach().to(flat), units.get(name, 0.1))
@@ -131,6 +133,8 @@ class Weights:
 
     def _move(self, w: Tensor, g: Tensor) -> Tensor:
         beta, m, v = self.momentum, self._first, self._second
+        if self._fused is not None:
+            return self._fused(w, g, m, v, self._delta, self.lr, self.rates, self.steps)
         m.lerp_(g, 1 - beta)
         lr = (self.lr * self.rates).index_select(0, self._path)
         if self.optimiser == "sgd":
