@@ -228,6 +228,7 @@ class Fitter:
             for run in own:
                 self.say(run, None)
                 outcome, end = self._made(run)
+                torch.cuda.empty_cache()  # for others on the same GPU: a search of 20 fits would hold what its largest pass took
                 self.store.keep(run, outcome, end)
                 made[run.key] = outcome, end if self.store.folder is None else None
                 self.say(run, outcome)
