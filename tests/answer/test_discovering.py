@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import autosym
-from autosym.answer import discovering, symmetrising
+from autosym.answer import discovering, inputs, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.hypotheses import AS_GIVEN, USUAL, Built, Given, breaking, checked
 from autosym.answer.margins import Margin
@@ -343,7 +343,7 @@ def test_a_folder_of_another_search_is_refused(tmp_path):
 def test_other_models_and_data_are_told_apart(data):
     def known(model=None, given=data):
         torch.manual_seed(0)
-        return discovering._known(plain() if model is None else model, given, {})
+        return inputs.known(plain() if model is None else model, given, {})
 
     def smooth(width=1):
         torch.manual_seed(0)
@@ -378,8 +378,8 @@ def test_a_trained_model_is_told_where_data_are_sorted():
             return knows(x) + self.weight
 
     numbered = torch.arange(900.0)[:, None, None, None].expand(900, 1, 8, 8)
-    assert discovering._is_trained(Knows(), (numbered, y[first]), autosym.Categorical())
-    assert not discovering._is_trained(plain(), (x, y), autosym.Categorical())
+    assert inputs.is_trained(Knows(), (numbered, y[first]), autosym.Categorical())
+    assert not inputs.is_trained(plain(), (x, y), autosym.Categorical())
 
 
 SCRIPT = """

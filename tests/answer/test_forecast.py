@@ -13,6 +13,7 @@ def test_the_time_that_is_left_follows_what_runs_took():
     assert forecast.left == pytest.approx(8 * 20.0), "a fifth is done: what was expected no longer counts"
     forecast.add(10.0, 200.0)
     assert forecast.left == 0.0, "more was done than planned"
+    assert str(forecast).startswith("99 %"), "runs that are optional still come"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(5, "5 s"), (120, "2 min"), (7200, "2.0 h")])

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
-from autosym.answer import deadline, discovering, sampling
+from autosym.answer import deadline, discovering, inputs, sampling
 from autosym.answer.answers import Answer
 from autosym.answer.deadline import Deadline, Pace, TooShort
 from autosym.answer.routes import Fitter, Store
@@ -159,7 +159,7 @@ def test_times_are_measured_by_some_samples(monkeypatch):
 def test_a_pace_is_of_all_samples_without_the_epoch_that_warms_up(monkeypatch):
     x, y = pictures(60)
     likelihood = autosym.Categorical()
-    networks, _ = discovering._networks("f-fc+conv", ("translations",), x, 60, 3, (x, y), likelihood, FORM)
+    networks, _ = inputs.networks("f-fc+conv", ("translations",), x, 60, 3, (x, y), likelihood, FORM)
     fitter = Fitter(networks, (x, y), 60, likelihood, Schedule(epochs=3, batch_size=16), Store(None, {}))
     fitter.largest = ("f-fc+conv", 1.0)
     given = deadline.fit

@@ -390,6 +390,13 @@ def test_features_see_two_places_or_one_momentum():
     assert len(torch.unique(sees, dim=0)) == 6
 
 
+def test_few_states_of_many_coordinates_may_be_swapped_axes():
+    x = trajectories(planar_bodies(3), 3, steps=40)[:, :40]
+    with pytest.warns(UserWarning, match=r"have 12 states of 40 coordinates each.*swap the last two axes"):
+        checked(x.mT, 0.1)
+    assert torch.equal(checked(x, 0.1)[0], x), "the right order warns of nothing"
+
+
 def test_states_that_do_not_fill_the_phase_space_are_refused():
     x = trajectories(planar_bodies(3), 30, steps=10)
     centred = (x.unflatten(2, (2, 3, 2)) - x.unflatten(2, (2, 3, 2)).mean(3, keepdim=True)).flatten(2)

@@ -30,11 +30,14 @@ GAINS = ("training", "held_out")  # of an opinion
 
 @dataclass(frozen=True)
 class LayerAnswer:
-    """A layer of the network that breaks the symmetry: what its breaking paths are worth after refitting, and whether it needs them."""
+    """A layer of the network that breaks the symmetry: what its breaking paths are worth after refitting, and whether it needs them.
+
+    None: they are worth little, but were not left out together with those of other layers.
+    """
 
     layer: str
     nats: float
-    breaks: bool
+    breaks: bool | None
 
 
 @dataclass(frozen=True)

@@ -195,20 +195,20 @@ class Deadline:
         return found
 
 
-def check(seconds: float, expected: float, symmetries: int, left_out: str = "") -> None:
+def check(seconds: float, expected: float, symmetries: int, left_out: str = "", few: bool = False) -> None:
     """Say before the start which samples are ``left_out``, or that the shortest plan takes longer than was asked for.
 
-    Refuse it if it takes far longer.
+    Refuse it if it takes far longer. Of ``few`` samples none can be left out.
     """
     if expected <= TOLERATED * seconds:
         if left_out and processes.first():
             warnings.warn(left_out, TooShort, stacklevel=4)
         return
     minutes = math.ceil(expected / 6) / 10 if expected < 600 else math.ceil(expected / 60)
-    fewer = [*([] if left_out else ["fewer samples"]), *(["ask for one symmetry"] if symmetries > 1 else [])]
-    few = f" with {left_out.partition(' were ')[0]}" if left_out else ""
+    fewer = [*([] if left_out or few else ["fewer samples"]), *(["ask for one symmetry"] if symmetries > 1 else [])]
+    some = f" with {left_out.partition(' were ')[0]}" if left_out else ""
     said = (
-        f"even the shortest search{few} takes about {minutes:g} minutes here, more than the {seconds / 60:g} that were given: "
+        f"even the shortest search{some} takes about {minutes:g} minutes here, more than the {seconds / 60:g} that were given: "
     )
     how = ", or ".join([f"give {minutes:g} or more", *fewer])
     if expected > REFUSED * seconds:

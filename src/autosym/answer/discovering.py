@@ -6,24 +6,22 @@ verdicts     by two margins of evidence with their errors                       
 opinion      the best network that breaks a symmetry, averaged over its group: a contradiction leaves it undecided  (``symmetrising``)
 """
 
-import copy
 import math
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path as File
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from autosym.answer import margins, moving, sampling, symmetrising
+from autosym.answer import inputs, margins, moving, notes, sampling, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.deadline import Deadline, Pace, check
 from autosym.answer.forecast import Forecast, spoken, told
-from autosym.answer.hypotheses import USUAL, Built, Given, Networks, checked, seeded
+from autosym.answer.hypotheses import USUAL, Built, Given, Networks, checked
 from autosym.answer.margins import FEW
 from autosym.answer.plans import FITS, Question, planned, sure_cost
 from autosym.answer.routes import PART, Fitter, Store
@@ -36,15 +34,12 @@ from autosym.curvature import input_shapes
 from autosym.evidence import laplace
 from autosym.evidence.verdicts import LITTLE
 from autosym.runtime import processes
-from autosym.runtime.batching import Data, batches, check_repeatable, checksum, size_of, targets_of, to_model
-from autosym.training.schedule import Schedule
+from autosym.runtime.batching import Data, batches, check_repeatable, targets_of, to_model
 
 BUDGET = (6.0, 7.0)  # fits for the first symmetry, and for each further one
-OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, beside the fields of a schedule
-TRAINED = 0.1  # nats a sample: what a model that was trained explains at least
+TIMED = 3.0  # times as many where minutes are given: time is what bounds them
 EVIDENCE = 1.5  # times as long as its weight steps an epoch takes, about, with trials of the rate and sampled curvature
 PASSES = 2.0  # exact passes of a run, about, of the largest network: smaller ones take less
-CHANNELS = (1, 3)  # of one image, that is given without a batch
 
 Made = Callable[[Data, int], tuple[Built | Given, dict[str, Any]]]  # networks for data of so many samples, and their recipe
 
@@ -71,7 +66,8 @@ def discover(
     default translations, c4 (if images are square) and flip-horizontal.
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``). If even the shortest
+    by shorter runs if need be. With ``minutes``, and by default three times that budget, all of it takes about that long, by fewer epochs
+    (``deadline``). If even the shortest
     search takes longer, some of the samples are drawn, by class (``sampling``); a warning and a note say how many. If the fewest, 200 or
     10 times as many as classes, take longer, a warning says so beforehand; if they take ten times as long, it is refused.
 
@@ -81,24 +77,25 @@ def discover(
     """
     begun = time.perf_counter()
     check_repeatable(data, data)
-    schedule, more = _schedule(options)
-    x, samples, outputs = _looked_at(data, schedule.batch_size)
+    schedule, more = inputs.schedule(options)
+    x, samples, outputs = inputs.looked_at(data, schedule.batch_size)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be positive, got {minutes}")
     names, likelihood = checked(symmetries, x.shape[-2:]), likelihoods.of(likelihood)
 
     def made(some: Data, count: int) -> tuple[Built | Given, dict[str, Any]]:
         with input_shapes.explained(model, x):
-            networks, recipe = _networks(model, names, x, count, outputs, some, likelihood, network)
+            networks, recipe = inputs.networks(model, names, x, count, outputs, some, likelihood, network)
         missing = [name for name in USUAL if name not in names] if tuple(symmetries) == USUAL else []
         networks.notes += tuple(f"{name} was left out: images are {x.shape[-2]}x{x.shape[-1]}, not square" for name in missing)
         return networks, recipe
 
     networks, recipe = made(data, samples)
-    budget = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
+    usual = (BUDGET[0] + BUDGET[1] * (len(names) - 1)) * (1.0 if minutes is None else TIMED)
+    budget = usual if budget is None else float(budget)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
     settings |= {"options": sorted(more), "likelihood": likelihood.name}
-    settings |= {} if resume is None else _known(model, data, recipe)
+    settings |= {} if resume is None else inputs.known(model, data, recipe)
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
     if minutes is None:
@@ -135,12 +132,15 @@ def _answer(
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
-    notes = (
+    said = (
         *fitter.networks.notes,
         *([left_out] if left_out else []),
-        *_shortened(fitter.plan.part("long"), fitter.schedule.epochs, "minutes" if minutes else "budget"),
-        *_idle(*search.idle()),
+        *notes.shortened(fitter.plan.part("long"), fitter.schedule.epochs, "minutes and the budget" if minutes else "budget"),
+        *(notes.idle(*search.idle()) if any(verdict.judgement == "undecided" for verdict in verdicts) else []),
+        *notes.unpriced(search.unpriced),
+        *notes.few(fitter.samples),
         *search.cautions(),
+        *notes.late(fitter.before + time.perf_counter() - begun, minutes),
     )
     with processes.alone():
         fit = fitter.fitted(key)
@@ -151,7 +151,7 @@ def _answer(
         search.spent,
         fitter.before + time.perf_counter() - begun,
     )
-    return Answer(*found, notes, recipe, fit)
+    return Answer(*found, said, recipe, fit)
 
 
 @torch.no_grad()
@@ -181,24 +181,6 @@ def _explained(log_evidence: float, samples: int, entropy: float | None) -> floa
     if entropy is None:
         return 1.0
     return 1 + log_evidence / (samples * entropy) if entropy > 0 else 0.0
-
-
-def _known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a search from others in its folder: the data, and the model that is given: its layers and its weights."""
-    with seeded(0):
-        made = model if isinstance(model, nn.Module) else None if isinstance(model, str) else model(1)
-    given = 0 if made is None else zlib.crc32(repr(made).encode())
-    for tensor in () if made is None else made.state_dict().values():
-        given = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), given)
-    return {"data": _sum_of(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
-
-
-def _sum_of(data: Data) -> int | None:
-    """A checksum: of tensors in their order, of other data over samples in any order, as a loader may shuffle them."""
-    known = checksum(data)
-    if known is not None:
-        return known
-    return sum(checksum(one) or 0 for x, y in batches(data, 256) for one in zip(x.split(1), y.split(1), strict=True))
 
 
 def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float, float]:
@@ -243,91 +225,9 @@ def _within(
     expected = deadline.expected(fitter.schedule.epochs)
     forecast.each = expected / max(forecast.total, 1e-9)
     if not store.begun:
-        check(seconds, expected, len(fitter.networks.questions), sampling.said(count, samples, seconds))
+        left_out, few = sampling.said(count, samples, seconds), count <= draw.least(samples)
+        check(seconds, expected, len(fitter.networks.questions), left_out, few)
     return fitter, recipe, forecast, deadline
-
-
-def _schedule(options: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
-    """The schedule of a full fit, and the other options of ``fit``."""
-    known = {*OPTIONS, "schedule", *(field.name for field in fields(Schedule))}
-    if unknown := sorted(set(options) - known):
-        raise TypeError(f"discover got {', '.join(unknown)}; it takes fields of Schedule, and {', '.join(OPTIONS)}")
-    more = {key: options[key] for key in OPTIONS if key in options}
-    changes = {key: value for key, value in options.items() if key not in (*OPTIONS, "schedule")}
-    schedule = Schedule.of(options.get("schedule"), changes)
-    if schedule.step == "none" or schedule.kernel is not None:
-        raise ValueError("discover compares evidence at learned precisions: leave out step='none' and kernel")
-    return schedule, more
-
-
-def _looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
-    """A few images, how many samples there are, and how many classes or targets."""
-    first, count, most = None, 0, 0
-    for x, y in batches(data, batch_size):
-        first, count = x if first is None else first, count + len(x)
-        most = max(most, int(y.max()) + 1 if not y.is_floating_point() else (y.shape[1] if y.dim() > 1 else 1))
-    if first is None or first.dim() != 4:
-        shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{_mended(first.shape)}; ")
-        raise ValueError(
-            f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset"
-        )
-    return first[:8], size_of(data) or count, most
-
-
-def _mended(shape: Sequence[int]) -> str:
-    """How images of this shape become a batch; one image is told by its channels."""
-    one = len(shape) == 3 and shape[0] in CHANNELS
-    return "this looks like one image; give all of them, x in place of x[0]" if one else input_shapes.mended(shape)
-
-
-def _networks(
-    model: Any,
-    names: Sequence[str],
-    x: Tensor,
-    samples: int,
-    outputs: int,
-    data: Data,
-    likelihood: Likelihood,
-    network: Mapping[str, Any] | None,
-) -> tuple[Built | Given, dict[str, Any]]:
-    """The networks of the hypotheses, and the recipe by which an answer makes its own again."""
-    recipe: dict[str, Any] = {
-        "symmetries": list(names),
-        "in_shape": list(x.shape[1:]),
-        "dtype": str(x.dtype).removeprefix("torch."),
-    }
-    if isinstance(model, str):
-        form = dict(network or {})
-        classes = form.pop("classes", outputs)
-        likelihood.check(classes, targets_of(data))
-        built = Built(model, names, x, classes, samples, **form)
-        form = {key: list(v) if isinstance(v, tuple) else v for key, v in form.items()}
-        return built, recipe | {"name": model, "classes": classes, "samples": samples, "form": form}
-    if network is not None:
-        raise ValueError("network says how a named network is made, but a model was given: leave it out")
-    if not isinstance(model, nn.Module) and (isinstance(model, type) or not callable(model)):
-        raise TypeError(f"model must be a torch module, a name for nets.build or a factory width -> module, got {model!r}")
-    trained = isinstance(model, nn.Module) and _is_trained(model, data, likelihood)
-    x = x.to(
-        next((model if isinstance(model, nn.Module) else model(1)).parameters())
-    )  # its device and precision, whatever the data's
-    return Given(model, names, x, trained), recipe | {"name": None, "trained": trained, "free": "auto"}
-
-
-@torch.no_grad()
-def _is_trained(model: nn.Module, data: Data, likelihood: Likelihood) -> bool:
-    """Whether outputs fit their own targets better than those of other samples, of all data: they may be sorted by class."""
-    model = copy.deepcopy(model).eval()
-    outputs, targets = [], []
-    for batch in batches(data, 256):
-        x, y = to_model(*batch, model, "discover")
-        outputs.append(model(x))
-        likelihood.check(outputs[-1].shape[1], y)
-        targets.append(y)
-    f, y = torch.cat(outputs), torch.cat(targets)
-    others = f[torch.randperm(len(f), generator=torch.Generator().manual_seed(0)).to(f.device)]
-    losses = [float(likelihood.loss(g, y)) / len(y) for g in (f, others)]
-    return losses[1] - losses[0] > TRAINED
 
 
 def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
@@ -350,16 +250,6 @@ def _seconds(fitter: Fitter, network: str, width: float) -> tuple[float, float]:
             laplace.at(model, data, fitter.likelihood, memory=fitter.options.get("memory"))
     passed = (time.perf_counter() - begun) / fitter.part_tried
     return EVIDENCE * min(steps) * math.ceil(fitter.samples / fitter.schedule.batch_size), PASSES * passed
-
-
-def _idle(nothing: int, runs: int) -> list[str]:
-    return [f"{nothing} of {runs} runs learned nothing: more epochs, or a larger budget, may change it"] if nothing else []
-
-
-def _shortened(part: float, epochs: int, limit: str) -> list[str]:
-    if part > 0.99:
-        return []
-    return [f"long runs had {part:.0%} of {epochs} epochs, to stay within the {limit}: more makes them longer"]
 
 
 def _verdict(
@@ -431,7 +321,7 @@ def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
         if verdict.judgement == "yes" and best.network == question.relaxed and strict is not None:
             best = strict if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW else best
     own = [search.prices.get(question.symmetry, {}) for question in search.questions if question.relaxed == best.network]
-    unneeded = {name for prices in own for name, price in prices.items() if not price.needed}  # of this network alone
+    unneeded = {name for prices in own for name, price in prices.items() if price.needed is False}  # of this network alone
     for run in search.outcomes:
         if run.stage == "layers" and run.start == best.start and run.left and set(run.left) == unneeded:
             return run.key

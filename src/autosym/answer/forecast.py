@@ -30,6 +30,8 @@ class Forecast:
         return (self.total - self.done) * each
 
     def __str__(self) -> str:
+        if self.done >= self.total:  # what is optional was not counted
+            return "99 %, some more runs as far as the budget lasts"
         return f"{100 * self.done / self.total:.0f} %, about {spoken(self.left)} left"
 
 

@@ -48,10 +48,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Price:
-    """What a layer's paths that break a symmetry are worth, in nats, after the rest was fitted on; and whether they are needed."""
+    """What a layer's paths that break a symmetry are worth, in nats, after the rest was fitted on; and whether they are needed.
+
+    None: little by themselves, but they were not left out beside those that are not needed.
+    """
 
     nats: float
-    needed: bool
+    needed: bool | None
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Search:
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
     prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
+    unpriced: list[str] = field(default_factory=list)  # symmetries that are broken, but the budget did not last to ask where
 
     def run(self) -> "Search":
         """All stages; ``findings()`` then has the verdicts."""
@@ -171,6 +175,7 @@ class Search:
             return
         each = Run(end.network, end.width, end.seed, "layers", end.key)
         if self.spent + (len(names) + 2) * self._price(each) > self.plan.budget:
+            self.unpriced.append(question.symmetry)
             return
         self.tell(f"which layers break {question.symmetry}")
         alone = {name: replace(each, left=(name,)) for name in names}
@@ -186,7 +191,13 @@ class Search:
             if self._value(each) - self._value(together) < margins.FEW:
                 break
             out = out[: len(out) // 2]
-        self.prices[question.symmetry] = {name: Price(worth[name], name not in out) for name in names}
+
+        def needed(name: str) -> bool | None:
+            if name in out or worth[name] >= margins.FEW:
+                return name not in out
+            return True if replace(each, left=tuple(sorted([*out, name]))) in self.outcomes else None
+
+        self.prices[question.symmetry] = {name: Price(worth[name], needed(name)) for name in names}
 
     def _on(self, end: Run, network: str) -> Run:
         return Run(network, end.width, end.seed, "on", end.key)

@@ -147,7 +147,8 @@ def discover(
         minutes: about how long all of it may take; networks are trained for fewer epochs if need be, and on some of the images if that
             is not enough. It says so before it starts. It is refused if the fewest (200, or 10 times as many as classes) take ten times
             as long.
-        budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default.
+        budget: how many fits of the largest network to spend; 6 for one symmetry and 7 for each further one by default, and three times
+            as many with --minutes.
         seeds: how many seeds long runs have.
         size: resize images to HEIGHTxWIDTH; by default their size, at most 32 pixels, in multiples of 4.
         classes: number of classes, if some of them do not occur in the integer labels.
@@ -163,7 +164,7 @@ def discover(
     refuse_overwriting([] if (out / SEARCH).exists() else [out], force)
     try:
         with replacing(out, force), saying(TooShort, not printing.quiet):
-            result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, printing.progress)
+            result = own_images.discover(asked, out, symmetries, minutes, budget, seeds, not printing.quiet)
     except OtherSearch as error:
         raise Misused(f"{error}; --force replaces it") from error
     if printing.json:

@@ -1,5 +1,7 @@
 """A user's trajectories: checks, and states with their velocities."""
 
+import warnings
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,12 @@ def checked(trajectories: object, dt: object) -> tuple[Tensor, float]:
     check_even(x.shape[2], "the last axis of the trajectories")
     if not len(x):
         raise ValueError("there are no trajectories: give at least one")
+    if x.shape[2] >= 2 * x.shape[1]:
+        warnings.warn(
+            f"trajectories have {x.shape[1]} states of {x.shape[2]} coordinates each: if that is {x.shape[2]} states of {x.shape[1]}, swap "
+            "the last two axes; they are (trajectories, states, coordinates)",
+            stacklevel=4,
+        )
     if x.shape[1] < 3:
         raise ValueError(f"trajectories of {x.shape[1]} states are too short: a velocity needs at least 3 in a row")
     if not torch.isfinite(x).all():
