@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from autosym.answer import discovering, margins
+from autosym.answer import discovering, margins, notes
 from autosym.answer.answers import Verdict
 from autosym.answer.margins import Margin
 from autosym.answer.plans import PARTS, Outcome, Question, Run, planned, sure_cost
-from autosym.answer.search import Search, _telling, _why
+from autosym.answer.search import Search
 
 SHIFTS = Question("translations", "conv", "f-fc+conv", "f-fc")
 TURNS = Question("c4", "gconv", "gconv+turn", "conv")
@@ -356,14 +356,14 @@ def test_the_margin_that_is_shown_is_the_one_that_leaves_it_open():
     """A network without the tie gained more than the relaxed one, and by a larger error: the table showed one, the reason the other."""
     relaxed, untied = Margin(107.0, 40.0, 4), Margin(226.0, 104.0, 4)
     tie = Margin(-226.0, 104.0, 4)
-    assert _telling([relaxed, untied], "undecided", None, 1.0) == untied
-    assert str(untied) in _why([relaxed, untied], tie, None, 1.0, False, False, False)
+    assert margins.telling([relaxed, untied], "undecided", None, 1.0) == untied
+    assert str(untied) in notes.why([relaxed, untied], tie, None, 1.0, False, False, False)
 
 
 def test_why_data_that_change_leave_it_open_for_weak_networks_too():
     ways, tie = [Margin(0.0, 3.0, 4)], Margin(300.0, 20.0, 4)
     for weak in (False, True):
-        assert "the data change when they are moved" in _why(ways, tie, None, margins.RARE, weak, False, True)
-        assert "ask about translations" not in _why(ways, tie, None, margins.RARE, weak, False, True)
-        assert "ask about translations too" in _why(ways, tie, None, margins.RARE, weak, False, False)
-    assert "explain so little" in _why(ways, tie, None, 1.0, True, False, True)
+        assert "the data change when they are moved" in notes.why(ways, tie, None, margins.RARE, weak, False, True)
+        assert "ask about translations" not in notes.why(ways, tie, None, margins.RARE, weak, False, True)
+        assert "ask about translations too" in notes.why(ways, tie, None, margins.RARE, weak, False, False)
+    assert "explain so little" in notes.why(ways, tie, None, 1.0, True, False, True)

@@ -163,6 +163,15 @@ def _unmoved(pairs: Margin | None, moved: float) -> bool:
     return COMMON < moved < 1 and not differ
 
 
+def telling(ways: Sequence[Margin], judgement: Judgement, pairs: Margin | None, moved: float) -> Margin:
+    """Of all ways to break a symmetry the one that the judgement rests on."""
+    if judgement == "undecided":
+        open_ways = [one for one in ways if not next_to_nothing(one, pairs, moved)]
+        return max(open_ways or ways, key=lambda one: one.nats)
+    gains = [one for one in ways if one.nats > FEW] if judgement == "no" else []
+    return max(gains or ways, key=lambda one: (one.nats - one.bound, one.nats))
+
+
 def could_still_close(breaking: Margin, rise: float | None) -> bool:
     """Whether the strict network, widened once more with the same ``rise`` as before, would no longer lose to breaking.
 

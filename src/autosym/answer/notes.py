@@ -1,9 +1,11 @@
-"""What an answer of ``discover`` says beside its verdicts: what was left out or cut short, and what would change it."""
+"""What an answer of ``discover`` says beside its verdicts: why one is undecided, what was left out or cut short, what would change it."""
 
+import math
 from collections.abc import Sequence
 
-from autosym.answer import sampling
+from autosym.answer import margins, sampling
 from autosym.answer.forecast import spoken
+from autosym.answer.margins import Margin
 
 LATE = 1.1  # times the minutes that were given: what takes longer is said
 
@@ -31,3 +33,26 @@ def few(samples: int) -> list[str]:
 def late(seconds: float, minutes: float | None) -> list[str]:
     late = minutes is not None and seconds > LATE * 60 * minutes
     return [f"it took {spoken(seconds)}, longer than the {minutes:g} min that were given"] if late else []
+
+
+def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, many: bool, shifts: bool) -> str:
+    """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
+    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE), many=many) == "yes"
+    if else_yes and moved <= margins.RARE:
+        ask = "" if shifts else " (ask about translations too)"
+        return (
+            "networks that keep it have more evidence, but the data change when they are moved: labels may depend on it in a way that none "
+            f"of the networks can show{ask}, or the data lack moved images"
+        )
+    if else_yes and weak:
+        return (
+            "the networks explain so little of the labels that they would not notice if it were broken: more samples, longer runs or a "
+            "larger network would tell"
+        )
+    if math.isinf(tie.error):
+        return "of no network two runs from the same kind of start learned something, so nobody knows what chance is worth"
+    largest = margins.telling(ways, "undecided", pairs, moved)
+    if not margins.next_to_nothing(largest, pairs, moved):
+        return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
+    worth = f"the tie is worth {tie}, less than what counts ({margins.needed(tie, pairs, moved, many):.0f} nats)"
+    return f"breaking it gains {largest}, which is no more than chance, but {worth}"

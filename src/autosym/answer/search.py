@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autosym.answer import margins
+from autosym.answer import margins, notes
 from autosym.answer.hypotheses import SHIFTS
 from autosym.answer.margins import Judgement, Margin, Value
 from autosym.answer.plans import FEWEST, FITS, Cost, Outcome, Perform, Plan, Question, Run, Stage, after_short, exchanged
@@ -297,14 +297,14 @@ class Search:
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak, self.many)
-        breaking = _telling(ways, judgement, pairs, moved)
+        breaking = margins.telling(ways, judgement, pairs, moved)
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
-        why = _why(ways, tie, pairs, moved, weak, self.many, shifts) if judgement == "undecided" else ""
+        why = notes.why(ways, tie, pairs, moved, weak, self.many, shifts) if judgement == "undecided" else ""
         stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
         if stuck:
             judgement, why = (
@@ -379,35 +379,3 @@ def _is_above(outcome: Outcome) -> bool:
     """Whether evidence is above the most that labels allow, by more than its error explains."""
     most = outcome.more.get("most")
     return most is not None and math.isfinite(outcome.log_evidence) and outcome.log_evidence - 2 * outcome.error > most
-
-
-def _telling(ways: Sequence[Margin], judgement: Judgement, pairs: Margin | None, moved: float) -> Margin:
-    """Of all ways to break a symmetry the one that the judgement rests on."""
-    if judgement == "undecided":
-        telling = [margin for margin in ways if not margins.next_to_nothing(margin, pairs, moved)]
-        return max(telling or ways, key=lambda margin: margin.nats)
-    gains = [margin for margin in ways if margin.nats > margins.FEW] if judgement == "no" else []
-    return max(gains or ways, key=lambda margin: (margin.nats - margin.bound, margin.nats))
-
-
-def _why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, many: bool, shifts: bool) -> str:
-    """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
-    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE), many=many) == "yes"
-    if else_yes and moved <= margins.RARE:
-        ask = "" if shifts else " (ask about translations too)"
-        return (
-            "networks that keep it have more evidence, but the data change when they are moved: labels may depend on it in a way that none "
-            f"of the networks can show{ask}, or the data lack moved images"
-        )
-    if else_yes and weak:
-        return (
-            "the networks explain so little of the labels that they would not notice if it were broken: more samples, longer runs or a "
-            "larger network would tell"
-        )
-    if math.isinf(tie.error):
-        return "of no network two runs from the same kind of start learned something, so nobody knows what chance is worth"
-    largest = _telling(ways, "undecided", pairs, moved)
-    if not margins.next_to_nothing(largest, pairs, moved):
-        return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
-    worth = f"the tie is worth {tie}, less than what counts ({margins.needed(tie, pairs, moved, many):.0f} nats)"
-    return f"breaking it gains {largest}, which is no more than chance, but {worth}"
