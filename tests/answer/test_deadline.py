@@ -69,10 +69,10 @@ def clock(monkeypatch):
     return found
 
 
-def searched(folder, clock, seconds, **options):
+def searched(folder, clock, seconds, budget=13.0, **options):
     """The search, its fitter, and how long all calls took."""
     fitter, begun = Clocked(folder, clock, **options), clock.now
-    limit = Deadline(fitter, QUESTIONS, PACE, seconds, begun, 13.0)
+    limit = Deadline(fitter, QUESTIONS, PACE, seconds, begun, budget)
     fitter.schedule = fitter.store.schedule(replace(fitter.schedule, epochs=limit.epochs()))
     fitter.store.begin()
     search = Search(QUESTIONS, fitter.plan, limit.perform, fitter.share, layers=lambda network: ["0", "1"]).run()
@@ -101,13 +101,16 @@ def test_the_shortest_plan_has_enough_steps(samples, epochs):
     assert Deadline(fitter, QUESTIONS, PACE, 0.0, 0.0, 13.0).shortest == min(epochs, 30), "never more than was asked for"
 
 
+@pytest.mark.parametrize("budget", [13.0, 39.0])
 @pytest.mark.parametrize("slow", [0.6, 1.0, 1.5])
 @pytest.mark.parametrize("times", [1.5, 3.0, 10.0])
-def test_a_search_takes_about_as_long_as_it_may(clock, times, slow):
+def test_a_search_takes_about_as_long_as_it_may(clock, times, slow, budget):
     seconds = times * shortest()
-    took = searched(None, clock, seconds, slow=lambda stage: slow)[2]
+    _, fitter, took = searched(None, clock, seconds, budget, slow=lambda stage: slow)
     assert took < 1.25 * seconds
-    assert took > 0.3 * seconds, "which is time to learn in"
+    assert took > 0.45 * seconds, "which is time to learn in"
+    short, long = (max(epochs for run, epochs in fitter.made.items() if run.stage == stage) for stage in ("short", "long"))
+    assert long > 3 * short, "what is left of the time makes runs longer"
 
 
 def test_runs_that_become_slow_are_shortened(clock):

@@ -85,31 +85,6 @@ def test_pairs_that_differ_by_what_counts_are_not_overruled_by_data_that_do_not_
     assert margins.judge([breaking], tie, Margin(150, 20, 3), 0.5) == "undecided"
 
 
-@pytest.mark.parametrize(
-    ("nats", "moved", "many", "expected"),
-    [
-        (150, 0.5, True, "yes"),
-        (150, 0.5, False, "undecided"),  # few samples might not change though they lack the symmetry
-        (150, margins.COMMON, True, "undecided"),
-        (150, 1.0, True, "undecided"),  # no witness
-        (80, 0.5, True, "undecided"),  # odds of 4 to 1 and of 9 to 1 are not 39 to 1
-        (300, margins.COMMON, False, "yes"),
-    ],
-)
-def test_many_samples_that_do_not_change_let_a_tie_be_less_sure(nats, moved, many, expected):
-    none, tie = Margin(1, 30, 9), Margin(nats, 100, 9)
-    assert margins.judge([none], tie, None, moved, many=many) == expected
-    assert margins.needed(tie, None, 1.0, many) == pytest.approx(tie.bound)
-    differ = Margin(40, 5, 9)
-    assert margins.judge([none], Margin(150, 100, 9), differ, moved, many=True) == "undecided"
-
-
-def test_the_odds_of_the_tie_and_of_the_data_multiply():
-    tie = Margin(0.0, 100, 9)
-    least = Margin(margins.needed(tie, None, 0.5, True), 100, 9).probability
-    assert least / (1 - least) * margins.UNMOVED == pytest.approx(39, rel=1e-3)
-
-
 def test_chances_include_errors():
     exact = margins.chances({"a": 0.0, "b": -2.0}, {"a": 0.0, "b": 0.0})
     assert exact["a"] == pytest.approx(1 / (1 + math.exp(-2)))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from autosym.answer import notes
 from autosym.answer.inputs import looked_at
@@ -12,6 +13,8 @@ def test_only_what_is_worth_saying_is_said():
     assert notes.late(295.0, 3.0) == ["it took 5 min, longer than the 3 min that were given"]
     assert notes.few(20)[0].startswith("20 samples are few")
     assert "c4 and c2" in notes.unpriced(["c4", "c2"])[0]
+    assert notes.shortened(100, 100, "budget") == []
+    assert notes.shortened(55.0, 400, "minutes")[0].startswith("long runs had 14% of 400 epochs, to stay within the minutes")
 
 
 @pytest.mark.parametrize("targets", [torch.zeros(9, dtype=torch.long), torch.full((9, 2), 1.5)])
@@ -21,3 +24,10 @@ def test_targets_that_are_all_the_same_are_refused(targets):
         looked_at((x, targets), 4)
     targets[8] += 1  # in the last batch
     assert looked_at((x, targets), 4)[1] == 9
+
+
+def test_a_shard_with_one_class_is_not_all_data():
+    data = TensorDataset(torch.randn(8, 1, 4, 4), torch.arange(8) % 2)
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, shuffle=False))
+    assert {int(y) for _, batch in loader for y in batch} == {0}
+    assert looked_at(loader, 4)[2] == 2

@@ -272,6 +272,19 @@ def test_layers_that_cannot_be_left_out_together_stay_within_the_budget(budget):
     assert needed.count(None) >= 28, "what was not left out beside it is not said to be needed"
 
 
+def test_of_two_layers_that_stand_in_for_each_other_one_is_needed():
+    class Priced(Stub):
+        def value(self, run):
+            lost = 500.0 * ({"first", "last"} <= set(run.left))
+            return super().value(run) if run.stage != "layers" else self.values[run.start] - lost
+
+    names = ["first", *(f"layer{i}" for i in range(6)), "last"]
+    search = searched(Priced(BROKEN), budget=20.0, layers=lambda network: names)
+    needed = {name: price.needed for name, price in search.prices["translations"].items()}
+    assert sum(needed.values()) == 1 == needed["first"] + needed["last"]
+    assert None not in needed.values()
+
+
 def test_quiet_networks_do_not_vouch_for_a_noisy_one():
     class Noisy(Stub):
         def value(self, run):
@@ -357,13 +370,13 @@ def test_the_margin_that_is_shown_is_the_one_that_leaves_it_open():
     relaxed, untied = Margin(107.0, 40.0, 4), Margin(226.0, 104.0, 4)
     tie = Margin(-226.0, 104.0, 4)
     assert margins.telling([relaxed, untied], "undecided", None, 1.0) == untied
-    assert str(untied) in notes.why([relaxed, untied], tie, None, 1.0, False, False, False)
+    assert str(untied) in notes.why([relaxed, untied], tie, None, 1.0, False, False)
 
 
 def test_why_data_that_change_leave_it_open_for_weak_networks_too():
     ways, tie = [Margin(0.0, 3.0, 4)], Margin(300.0, 20.0, 4)
     for weak in (False, True):
-        assert "the data change when they are moved" in notes.why(ways, tie, None, margins.RARE, weak, False, True)
-        assert "ask about translations" not in notes.why(ways, tie, None, margins.RARE, weak, False, True)
-        assert "ask about translations too" in notes.why(ways, tie, None, margins.RARE, weak, False, False)
-    assert "explain so little" in notes.why(ways, tie, None, 1.0, True, False, True)
+        assert "the data change when they are moved" in notes.why(ways, tie, None, margins.RARE, weak, True)
+        assert "ask about translations" not in notes.why(ways, tie, None, margins.RARE, weak, True)
+        assert "ask about translations too" in notes.why(ways, tie, None, margins.RARE, weak, False)
+    assert "explain so little" in notes.why(ways, tie, None, 1.0, True, True)

@@ -330,8 +330,6 @@ FAULTS = {
         "answer/test_discovering.py -k sum_over"),
     "search: layers that were not tried together are needed": Fault("answer/search.py",
         "in self.outcomes else None", "in self.outcomes else True", "answer/test_search_of_discover.py -k left_out_together"),
-    "margins: data that do not change are worth as much of few samples": Fault("answer/margins.py",
-        "if many and _unmoved(pairs, moved) else", "if _unmoved(pairs, moved) else", "answer/test_margins.py"),
     "discover: a second opinion is not heard": Fault("answer/discovering.py",
         'if finding.judgement == "no" and opinion.supports:', 'if finding.judgement == "" and opinion.supports:',
         "answer/test_discovering.py -k contradicts"),

@@ -69,9 +69,8 @@ class Verdict:
 
     @property
     def by_moving(self) -> bool:
-        """Whether the data decided, as they change when they are moved, or do not: its own margin would not count by itself."""
-        margin = {"no": self.breaking, "yes": self.tie}.get(self.judgement)
-        return margin is not None and self.moved is not None and not margin.counts
+        """Whether it is a no because the data change when they are moved: what breaking gains would not count by itself."""
+        return self.judgement == "no" and self.moved is not None and not self.breaking.counts
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -157,15 +156,15 @@ class Answer:
         rows = [("symmetry", "there?", "breaking gains", "the tie is worth", "")]
         for v in self.verdicts:
             layers = [layer.layer for layer in v.layers if layer.breaks]
-            where = f"broken in {', '.join(layers)}" if layers else ""
+            unsure = [layer.layer for layer in v.layers if layer.breaks is None]
+            where = f"broken in {', '.join(layers)}" if layers else f"perhaps broken in {', '.join(unsure)}" if unsure else ""
             rows.append((v.symmetry, v.judgement, str(v.breaking), str(v.tie), where))
         more = [
             f"{v.symmetry} is undecided: {v.why}. What would decide: {'; '.join(v.advice)}." for v in self.verdicts if v.why
         ]
         value = nats(self.best.log_evidence, self.best.error)
         more += [
-            f"{v.symmetry}: the data {'change' if v.judgement == 'no' else 'do not change'} when they are moved (data with this symmetry "
-            f"change as much with probability {v.moved:.3g})."
+            f"{v.symmetry}: the data change when they are moved (data with this symmetry would do so with probability {v.moved:.3g})."
             for v in self.verdicts
             if v.by_moving
         ]

@@ -179,7 +179,8 @@ class Deadline:
         now = PARTS[stage]
         slope = sum(count * PARTS[s] / now * (1 + TRIALS.get(s, 0.0)) * full * self.pace.epoch for s, count in later)
         fixed = sum(count * BESIDE[s] * self.pace.beside for s, count in later) + whole * self.pace.whole
-        by_time = (self.left * processes.count() / self.drift - fixed) / slope
+        open_yet = (1 - RESERVE * (stage == "long")) * self.left
+        by_time = (open_yet * processes.count() / self.drift - fixed) / slope
         units = sum(count * PARTS[s] / now for s, count in later)
         by_budget = ((1 - RESERVE * (stage == "long")) * self.budget - self.spent - whole * PARTS["whole"]) / units
         shortest = plan.scale * now * min(1.0, self.shortest / full)

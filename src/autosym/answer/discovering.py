@@ -37,7 +37,7 @@ from autosym.runtime import processes
 from autosym.runtime.batching import Data, batches, check_repeatable, targets_of, to_model
 
 BUDGET = (6.0, 7.0)  # fits for the first symmetry, and for each further one
-TIMED = 3.0  # times as many where minutes are given: time is what bounds them
+TIMED = 3.0  # times as many where minutes are given, for longer runs and for what is optional: time is what bounds them
 EVIDENCE = 1.5  # times as long as its weight steps an epoch takes, about, with trials of the rate and sampled curvature
 PASSES = 2.0  # exact passes of a run, about, of the largest network: smaller ones take less
 
@@ -66,8 +66,8 @@ def discover(
     default translations, c4 (if images are square) and flip-horizontal.
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
-    by shorter runs if need be. With ``minutes``, and by default three times that budget, all of it takes about that long, by fewer epochs
-    (``deadline``). If even the shortest
+    by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``), and the budget is three
+    times as large by default. If even the shortest
     search takes longer, some of the samples are drawn, by class (``sampling``); a warning and a note say how many. If the fewest, 200 or
     10 times as many as classes, take longer, a warning says so beforehand; if they take ten times as long, it is refused.
 
@@ -91,18 +91,20 @@ def discover(
         return networks, recipe
 
     networks, recipe = made(data, samples)
-    usual = (BUDGET[0] + BUDGET[1] * (len(names) - 1)) * (1.0 if minutes is None else TIMED)
-    budget = usual if budget is None else float(budget)
+    planned_for = BUDGET[0] + BUDGET[1] * (len(names) - 1) if budget is None else float(budget)
+    budget = planned_for * (TIMED if budget is None and minutes is not None else 1.0)
     settings = {"symmetries": names, "seeds": seeds, "budget": budget, "minutes": minutes, "schedule": repr(schedule)}
     settings |= {"options": sorted(more), "likelihood": likelihood.name}
     settings |= {} if resume is None else inputs.known(model, data, recipe)
     store = Store(None if resume is None else File(resume), settings)
     fitter = Fitter(networks, data, samples, likelihood, schedule, store, **more)
     if minutes is None:
-        forecast, deadline, left_out = _planned(fitter, seeds, budget)[0], None, ""
+        forecast, deadline, left_out = _planned(fitter, seeds, planned_for)[0], None, ""
     else:
         draw = Draw(data, likelihoods.classes(likelihood, outputs))
-        fitter, recipe, forecast, deadline = _within(fitter, recipe, made, draw, seeds, budget, 60 * minutes, begun)
+        fitter, recipe, forecast, deadline = _within(
+            fitter, recipe, made, draw, seeds, (planned_for, budget), 60 * minutes, begun
+        )
         left_out = sampling.said(fitter.samples, samples, 60 * minutes)
     store.begin()
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
@@ -112,7 +114,7 @@ def discover(
         classes, questions = _classes(fitter.networks, likelihood), fitter.networks.questions
         explained = partial(_explained, samples=fitter.samples, entropy=_entropy(fitter.data) if classes else None)
         moved = store.moved(lambda: _moved(names, fitter.data, fitter.samples, classes))
-        search = Search(questions, fitter.plan, *steps, explained, moved, fitter.samples >= moving.MANY).run()
+        search = Search(questions, fitter.plan, *steps, explained, moved).run()
         tell("second opinions")
         found = zip(questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out, left_out) for question, finding in found]
@@ -132,24 +134,27 @@ def _answer(
     key = _chosen(search, verdicts)
     run = fitter.runs[key]
     recipe |= {"network": run.network, "width": run.width, "seed": run.seed, "left": list(run.left)}
+    with processes.alone():
+        fit = fitter.fitted(key)
+    seconds = processes.agreed(fitter.before + time.perf_counter() - begun)
     said = (
         *fitter.networks.notes,
         *([left_out] if left_out else []),
-        *notes.shortened(fitter.plan.part("long"), fitter.schedule.epochs, "minutes and the budget" if minutes else "budget"),
+        *notes.shortened(
+            fitter.plan.part("long") * fitter.schedule.epochs, fitter.asked, "minutes and the budget" if minutes else "budget"
+        ),
         *(notes.idle(*search.idle()) if any(verdict.judgement == "undecided" for verdict in verdicts) else []),
-        *notes.unpriced(search.unpriced),
+        *notes.unpriced([v.symmetry for v in verdicts if v.judgement == "no" and not v.layers]),
         *notes.few(fitter.samples),
         *search.cautions(),
-        *notes.late(fitter.before + time.perf_counter() - begun, minutes),
+        *notes.late(seconds, minutes),
     )
-    with processes.alone():
-        fit = fitter.fitted(key)
     found = (
         tuple(verdicts),
         tuple(_candidates(search, fitter)),
         fitter.samples,
         search.spent,
-        fitter.before + time.perf_counter() - begun,
+        seconds,
     )
     return Answer(*found, said, recipe, fit)
 
@@ -197,11 +202,19 @@ def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float
 
 
 def _within(
-    fitter: Fitter, recipe: dict[str, Any], made: Made, draw: Draw, seeds: int, budget: float, seconds: float, begun: float
+    fitter: Fitter,
+    recipe: dict[str, Any],
+    made: Made,
+    draw: Draw,
+    seeds: int,
+    budgets: tuple[float, float],
+    seconds: float,
+    begun: float,
 ) -> tuple[Fitter, dict[str, Any], Forecast, Deadline]:
     """What keeps the search within so many seconds, and its fitter: with fewer epochs, and of fewer samples if that is not enough.
 
-    A search that takes far longer is refused, if not yet begun.
+    The plan is for the first of two ``budgets``; time that is left may be spent up to the second. A search that takes far longer is
+    refused, if not yet begun.
     """
     store, schedule, samples = fitter.store, fitter.schedule, fitter.samples
     count = store.begun_with("samples", samples)
@@ -213,8 +226,8 @@ def _within(
             fitter = Fitter(networks, some, count, fitter.likelihood, shorter, store, **fitter.options)
         if count > MEASURED:
             fitter.tried, fitter.part_tried = draw.first(MEASURED), MEASURED / count
-        forecast, *measured = _planned(fitter, seeds, budget)
-        deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, *measured), seconds, begun, budget)
+        forecast, *measured = _planned(fitter, seeds, budgets[0])
+        deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, *measured), seconds, begun, budgets[1])
         allowed = count if store.begun else deadline.samples(draw.least(samples))
         if allowed == count:
             break

@@ -1,6 +1,7 @@
 """What ``discover`` is given: data that can be asked about, a model or a name for one, and options of ``fit``."""
 
 import copy
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from autosym.answer.hypotheses import Built, Given, seeded
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature import input_shapes
-from autosym.runtime.batching import Data, batches, checksum, size_of, targets_of, to_model
+from autosym.runtime.batching import Data, batches, checksum, is_sharded, size_of, targets_of, to_model
 from autosym.training.schedule import Schedule
 
 OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, beside the fields of a schedule
@@ -37,9 +38,10 @@ def looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
     """A few images, how many samples there are, and how many classes or targets. Targets that are all the same are refused."""
     first, count, most = None, 0, 0
     told: set[tuple[float, ...]] = set()
-    for x, y in batches(data, batch_size):
+    whole = data.dataset if is_sharded(data) else data  # type: ignore[union-attr]
+    for x, y in batches(whole, batch_size):
         first, count = x if first is None else first, count + len(x)
-        told |= set(map(tuple, y.reshape(len(y), -1)[: 1 if len(told) > 1 else None].tolist()))
+        told |= set(map(tuple, y.reshape(len(y), math.prod(y.shape[1:]))[: 1 if len(told) > 1 else None].tolist()))
         most = max(most, int(y.max()) + 1 if not y.is_floating_point() else (y.shape[1] if y.dim() > 1 else 1))
     if first is None or first.dim() != 4:
         shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{_mended(first.shape)}; ")
@@ -47,7 +49,7 @@ def looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
             f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset"
         )
     if len(told) == 1:
-        only = ", ".join(f"{number:g}" for number in next(iter(told)))
+        only = ", ".join(f"{number:g}" for number in next(iter(told))[:4])
         raise ValueError(
             f"all {count} targets are {only}: a network learns nothing from them; give samples of a second class, or number"
         )

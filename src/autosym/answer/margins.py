@@ -9,7 +9,7 @@ strict one, so breaking never loses much: the tie must speak for a symmetry.
 
     no          breaking gains more than its error; or more than next to nothing, and the data change when they are moved (``moving``)
     yes         breaking gains next to nothing, the tie is worth more than its error, the data do not change when they are moved, and the
-                strict network explains more than little; of many samples that do not change, the tie may be less sure (``tie_counts``)
+                strict network explains more than little
     undecided   neither
 
 Next to nothing is 10 nats; or one standard error, if a second witness says so too: strict and relaxed networks that were fitted on from
@@ -29,9 +29,6 @@ CONFIDENCE = 0.975  # a margin counts if it is positive with this probability
 FEW = 10.0  # nats: breaking that gains less is not worth a path (as in ``simplify``)
 RARE = 0.005  # a probability: what happens no more often by chance is taken for more than chance
 COMMON = 0.1  # a probability: what happens more often by chance is taken for chance
-UNMOVED = (
-    9.0  # odds: of data that have a symmetry 9 in 10 do not change when they are moved, of many that lack it 1 in 10 at most
-)
 LEAST = 1.0  # nats between the runs of a network that has learned something
 LARGEST = (1.0, 0.826, 0.748, 0.701, 0.669, 0.645, 0.626, 0.611)  # deviations of the largest of 1, 2, ... normal numbers
 Judgement = Literal["yes", "no", "undecided"]
@@ -119,48 +116,26 @@ def of_best(runs: int) -> float:
 
 
 def judge(
-    breaking: Sequence[Margin],
-    tie: Margin,
-    pairs: Margin | None = None,
-    moved: float = 1.0,
-    weak: bool = False,
-    many: bool = False,
+    breaking: Sequence[Margin], tie: Margin, pairs: Margin | None = None, moved: float = 1.0, weak: bool = False
 ) -> Judgement:
     """The verdict by what each way of breaking gains, by what the tie is worth, and by the mean gain of pairs from the same ends.
 
     ``moved`` is the probability that data with the symmetry change as much as these when they are moved; 1 says nothing. A ``weak``
-    network explains so little that its symmetry says nothing. ``many`` samples would have changed, had they not the symmetry.
+    network explains so little that its symmetry says nothing.
     """
     if any(margin.counts and margin.nats > FEW for margin in breaking):
         return "no"
     if not all(next_to_nothing(margin, pairs, moved) for margin in breaking):
         return "no" if moved <= RARE else "undecided"
-    return "yes" if tie_counts(tie, pairs, moved, many) and moved > RARE and not weak else "undecided"
+    return "yes" if tie.counts and tie.nats > FEW and moved > RARE and not weak else "undecided"
 
 
 def next_to_nothing(breaking: Margin, pairs: Margin | None, moved: float) -> bool:
     """Whether breaking gains so little that it may be chance; arguments as for ``judge``."""
     alike = pairs is not None and pairs.nats <= max(pairs.error, FEW)
-    return breaking.nats <= (max(breaking.error, FEW) if alike or _unmoved(pairs, moved) else FEW)
-
-
-def tie_counts(tie: Margin, pairs: Margin | None, moved: float, many: bool) -> bool:
-    """Whether the tie speaks for the symmetry, alone or with data that do not change; arguments as for ``judge``.
-
-    Both are evidence, so odds multiply: those that the tie is worth something, and ``UNMOVED`` if the data speak too.
-    """
-    return tie.nats > needed(tie, pairs, moved, many)
-
-
-def needed(tie: Margin, pairs: Margin | None, moved: float, many: bool) -> float:
-    """The nats that the tie must be worth more than."""
-    odds = CONFIDENCE / (1 - CONFIDENCE) / (UNMOVED if many and _unmoved(pairs, moved) else 1.0)
-    return max(FEW, quantile(odds / (1 + odds), tie.freedom) * tie.error)
-
-
-def _unmoved(pairs: Margin | None, moved: float) -> bool:
     differ = pairs is not None and pairs.counts and pairs.nats > FEW
-    return COMMON < moved < 1 and not differ
+    unmoved = COMMON < moved < 1 and not differ
+    return breaking.nats <= (max(breaking.error, FEW) if alike or unmoved else FEW)
 
 
 def telling(ways: Sequence[Margin], judgement: Judgement, pairs: Margin | None, moved: float) -> Margin:

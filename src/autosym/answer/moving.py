@@ -26,7 +26,6 @@ from autosym.runtime.batching import Data, batches
 COPIES = 399
 FEATURES = 256  # frequencies, a cosine and a sine each
 SAMPLES = 2048  # at most
-MANY = 900  # samples; of so many, all of 33 planted and real data without the symmetry were noticed
 PAIRS = 250  # of images, by which their distance is known
 NEAR = 0.35  # of the median distance between images: the length within which two images are alike
 

@@ -10,10 +10,10 @@ from autosym.answer.margins import Margin
 LATE = 1.1  # times the minutes that were given: what takes longer is said
 
 
-def shortened(part: float, epochs: int, limit: str) -> list[str]:
-    if part > 0.99:
+def shortened(epochs: float, asked: int, limit: str) -> list[str]:
+    if epochs > 0.99 * asked:
         return []
-    return [f"long runs had {part:.0%} of {epochs} epochs, to stay within the {limit}: more makes them longer"]
+    return [f"long runs had {epochs / asked:.0%} of {asked} epochs, to stay within the {limit}: more makes them longer"]
 
 
 def idle(nothing: int, runs: int) -> list[str]:
@@ -21,8 +21,10 @@ def idle(nothing: int, runs: int) -> list[str]:
 
 
 def unpriced(symmetries: Sequence[str]) -> list[str]:
-    asked = f"in which layers {' and '.join(symmetries)} must be broken was not asked: a larger budget, or more minutes, would"
-    return [asked] if symmetries else []
+    named = (
+        f"no layers were asked about {' and '.join(symmetries)}: give a larger budget, or more minutes, to know which break it"
+    )
+    return [named] if symmetries else []
 
 
 def few(samples: int) -> list[str]:
@@ -35,9 +37,9 @@ def late(seconds: float, minutes: float | None) -> list[str]:
     return [f"it took {spoken(seconds)}, longer than the {minutes:g} min that were given"] if late else []
 
 
-def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, many: bool, shifts: bool) -> str:
+def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool) -> str:
     """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
-    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE), many=many) == "yes"
+    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE)) == "yes"
     if else_yes and moved <= margins.RARE:
         ask = "" if shifts else " (ask about translations too)"
         return (
@@ -54,5 +56,5 @@ def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float,
     largest = margins.telling(ways, "undecided", pairs, moved)
     if not margins.next_to_nothing(largest, pairs, moved):
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
-    worth = f"the tie is worth {tie}, less than what counts ({margins.needed(tie, pairs, moved, many):.0f} nats)"
+    worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
     return f"breaking it gains {largest}, which is no more than chance, but {worth}"

@@ -188,6 +188,7 @@ class Fitter:
         self.networks, self.data, self.samples, self.store, self.say = networks, data, samples, store, say
         self.tried, self.part_tried = data, 1.0  # samples by which times are measured, and which part of all they are
         self.likelihood, self.schedule, self.options = likelihoods.of(likelihood), schedule, options
+        self.asked = schedule.epochs  # of a full fit; ``minutes`` may shorten the schedule
         self.work: dict[tuple[str, float], float] = {}
         self.plan = Plan((), (), 0, 0.0)  # made from costs, which this counts
         self.largest = ("", 1.0)  # the network and width whose fit is the unit of costs

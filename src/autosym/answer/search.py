@@ -74,11 +74,9 @@ class Search:
     moved: Mapping[str, float] = field(
         default_factory=dict
     )  # by symmetry, how probable it is that data with it look like these
-    many: bool = False  # whether there are so many samples that they would change if they lacked a symmetry
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
     prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
-    unpriced: list[str] = field(default_factory=list)  # symmetries that are broken, but the budget did not last to ask where
 
     def run(self) -> "Search":
         """All stages; ``findings()`` then has the verdicts."""
@@ -167,7 +165,7 @@ class Search:
             seed += 1
 
     def _price_layers(self, question: Question) -> None:
-        """Which layers need the paths that break: left out one by one, then all that are worth little together, or half of them."""
+        """Which layers need the paths that break: left out one by one, then all that are worth little together, or half of them and then others."""
         ends = self._of(question.relaxed, *FITS)
         end = max(ends, key=self._value, default=None)
         names = self.layers(question.relaxed)
@@ -175,7 +173,6 @@ class Search:
             return
         each = Run(end.network, end.width, end.seed, "layers", end.key)
         if self.spent + (len(names) + 2) * self._price(each) > self.plan.budget:
-            self.unpriced.append(question.symmetry)
             return
         self.tell(f"which layers break {question.symmetry}")
         alone = {name: replace(each, left=(name,)) for name in names}
@@ -191,6 +188,12 @@ class Search:
             if self._value(each) - self._value(together) < margins.FEW:
                 break
             out = out[: len(out) // 2]
+        for name in [name for name in names if worth[name] < margins.FEW and name not in out]:
+            together = replace(each, left=tuple(sorted([*out, name])))
+            if self.spent + self._price(together) > self.plan.budget:
+                break
+            self._go([together])
+            out += [name] * (self._value(each) - self._value(together) < margins.FEW)
 
         def needed(name: str) -> bool | None:
             if name in out or worth[name] >= margins.FEW:
@@ -296,7 +299,7 @@ class Search:
         pairs = margins.mean(self.gains(question))
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
-        judgement = margins.judge(ways, tie, pairs, moved, weak, self.many)
+        judgement = margins.judge(ways, tie, pairs, moved, weak)
         breaking = margins.telling(ways, judgement, pairs, moved)
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
@@ -304,7 +307,7 @@ class Search:
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
-        why = notes.why(ways, tie, pairs, moved, weak, self.many, shifts) if judgement == "undecided" else ""
+        why = notes.why(ways, tie, pairs, moved, weak, shifts) if judgement == "undecided" else ""
         stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
         if stuck:
             judgement, why = (

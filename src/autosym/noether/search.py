@@ -15,7 +15,7 @@ from autosym.noether.dynamics import residual
 from autosym.noether.found import EVIDENT, SAME, Discovery, Quantity, readable, standing_out
 from autosym.noether.known import Known, catalogue, coordinates, symbols, unit
 from autosym.noether.regression import Regression, stacked, unstacked
-from autosym.noether.trajectories import checked, velocities
+from autosym.noether.trajectories import checked, velocities, warn_of_axes
 
 ALL, PAIRS = "all coordinates", "pairs of bodies"  # what the features of a Hamiltonian may depend on
 SIZES = (0.3, 1.0)  # of given quantities at first, in units of the data: the best is kept, as there are local optima
@@ -98,6 +98,7 @@ def discover(
     sizes.
     """
     x, step = checked(trajectories, dt)
+    warn_of_axes(x)
     n = x.shape[2] // 2
     search = search or Search()
     plan = search.plan(n)

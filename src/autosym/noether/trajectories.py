@@ -26,18 +26,23 @@ def checked(trajectories: object, dt: object) -> tuple[Tensor, float]:
     check_even(x.shape[2], "the last axis of the trajectories")
     if not len(x):
         raise ValueError("there are no trajectories: give at least one")
-    if x.shape[2] >= 2 * x.shape[1]:
-        warnings.warn(
-            f"trajectories have {x.shape[1]} states of {x.shape[2]} coordinates each: if that is {x.shape[2]} states of {x.shape[1]}, swap "
-            "the last two axes; they are (trajectories, states, coordinates)",
-            stacklevel=4,
-        )
     if x.shape[1] < 3:
         raise ValueError(f"trajectories of {x.shape[1]} states are too short: a velocity needs at least 3 in a row")
     if not torch.isfinite(x).all():
         where = tuple(torch.nonzero(~torch.isfinite(x))[0].tolist())
         raise ValueError(f"trajectories have values that are not finite, the first at {where}: leave out those trajectories")
     return x, _step(times, x.shape[1])
+
+
+def warn_of_axes(x: Tensor) -> None:
+    """Few states of many coordinates may be many states of few."""
+    states, coordinates = x.shape[1:]
+    if coordinates >= 2 * states:
+        warnings.warn(
+            f"trajectories have {states} states of {coordinates} coordinates each: if that is {coordinates} states of {states}, swap the "
+            "last two axes; they are (trajectories, states, coordinates)",
+            stacklevel=3,
+        )
 
 
 def _step(times: np.ndarray, states: int) -> float:

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from autosym.runtime import processes
+
 BLOCK = 2048  # weights of one program
 WARPS = 8
 
@@ -47,20 +49,24 @@ class FusedMoves:
 
 
 def fused(counts: Tensor, like: Tensor, momentum: float) -> FusedMoves | None:
-    """Moves of weights like these on a GPU; None if they cannot be fused here."""
+    """Moves of weights like these on a GPU; None if they cannot be fused here, or in another process."""
     if not like.is_cuda or like.dtype not in (torch.float32, torch.float64) or not len(like):
         return None
     kernels = _compiled(like.dtype, like.device, momentum)
-    return None if kernels is None else FusedMoves(kernels, counts, like, momentum)
+    lacking = like.new_tensor([kernels is None])
+    if processes.count() > 1:  # all move alike: to the last bit
+        processes.add(lacking)
+    return None if kernels is None or bool(lacking) else FusedMoves(kernels, counts, like, momentum)
 
 
 @cache
 def _compiled(dtype: torch.dtype, device: torch.device, momentum: float) -> SimpleNamespace | None:
     """The kernels, after they have moved one weight: a step that has begun could not be left to others."""
-    kernels, one = _kernels(), torch.ones(1, dtype=dtype, device=device)
-    if kernels is None:
-        return None
+    one = torch.ones(1, dtype=dtype, device=device)
     try:
+        kernels = _kernels()
+        if kernels is None:
+            return None
         m, v, scalar = one.clone(), one.clone(), one[0].double()
         FusedMoves(kernels, torch.tensor([1]), one, momentum)(one, one, m, v, one, scalar, one, scalar)
     except Exception as error:  # of a compiler that is not there, or a GPU that it does not know
