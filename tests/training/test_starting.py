@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -179,3 +180,19 @@ def test_a_rate_that_was_given_is_not_searched_for(trained, monkeypatch):
 def test_three_epochs_do_no_harm(trained):
     fit = autosym.fit(autosym.relax(trained, pictures(2)[0]), pictures(), epochs=3)
     assert accuracy(fit.model) >= accuracy(trained) - 0.02
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "told"), [(1.0, 0.0, False), (2.0, 1.0, False), (50.0, 0.0, True), (1.0, 6.0, True)]
+)
+def test_targets_in_other_units_than_a_new_network_are_named(scale, offset, told):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(60, 3)
+    y = scale * torch.sin(x[:, :1] + x[:, 1:2]) / 0.7 + offset
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fit = autosym.fit(net, (x, y), "gaussian", epochs=60)
+    assert [str(one.message)[:33] for one in said] == ["targets have a standard deviation"] * told
+    if told:
+        assert said[0].filename == __file__
+        assert fit.start.explains is False

@@ -165,7 +165,7 @@ class Search:
             seed += 1
 
     def _price_layers(self, question: Question) -> None:
-        """Which layers need the paths that break: left out one by one, then all that are worth little together, or half of them and then others."""
+        """Which layers need the paths that break: left out one by one, then all that are worth little, or half of them and then others."""
         ends = self._of(question.relaxed, *FITS)
         end = max(ends, key=self._value, default=None)
         names = self.layers(question.relaxed)

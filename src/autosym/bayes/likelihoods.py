@@ -128,9 +128,8 @@ class Categorical(nn.Module, Likelihood):
     def check(self, outputs: int, targets: Tensor) -> None:
         """Refuse targets that do not suit a model with ``outputs`` outputs."""
         if outputs < 2:
-            raise ValueError(
-                "the model has one output, but a categorical likelihood needs one per class: use two, or likelihood='bernoulli'"
-            )
+            other = "likelihood='gaussian' for numbers" if targets.is_floating_point() else "likelihood='bernoulli'"
+            raise ValueError(f"the model has one output, but a categorical likelihood needs one per class: use two, or {other}")
         if targets.is_floating_point() or targets.dim() != 1:
             kind = "one-hot or probabilities" if targets.shape[1:] == (outputs,) else "not class indices"
             shape = ", ".join(map(str, ("N", *targets.shape[1:])))  # N: fit checks a few samples first

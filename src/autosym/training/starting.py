@@ -6,6 +6,7 @@ short trials, each from the given weights and undone at its end, at the default 
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -13,6 +14,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from autosym.bayes.likelihoods import Gaussian
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE, Laplace
 from autosym.evidence.possible import FEWEST
@@ -21,6 +23,7 @@ from autosym.training import evidence_steps
 from autosym.training.running import Run
 from autosym.training.snapshots import Start
 
+OFF = 10.0  # times the loss of guessing, or of numbers with deviation 1: what is larger, or smaller, wants other units
 EXPLAINED = 0.1  # of the loss of guessing, or of a nat: what a trained model explains at least
 STEPS = 100  # of a trial
 SLOWER = 3.0  # by this factor rates are lowered, in trials and after a collapse
@@ -39,6 +42,8 @@ def begin(run: Run) -> None:
         )
     unit = abs(guess) if run.likelihood.hyperparameters() else min(abs(guess), 1.0)  # with noise to learn, losses have no unit
     start = Start(loss, guess, run.schedule.peak, EXPLAINED * unit)
+    if isinstance(run.likelihood, Gaussian) and not start.explains and processes.first():
+        _look_at_units(loss, guess, run.verified.outputs)
     if start.explains:
         run.progress.low = loss
         start = replace(start, log_evidence=_measure(run) if run.schedule.step != "none" else None)
@@ -46,6 +51,18 @@ def begin(run: Run) -> None:
         run.progress.pace = _bearable(run, start) if run.search and not bound else 1.0
     run.progress.start = replace(start, lr=start.lr * run.progress.pace)
     run.progress.keep(run.state.snapshot(0, start.log_evidence))
+
+
+def _look_at_units(loss: float, guess: float, outputs: int) -> None:
+    """Warn if targets are far from the first outputs of a new network, or of another size: E|f - y|^2 / 2 against Var(y) / 2."""
+    deviation = math.sqrt(2 * guess / outputs)
+    if loss > OFF * guess > 0 or not 1 / OFF < deviation**2 < OFF:
+        warnings.warn(
+            f"targets have a standard deviation of {deviation:.3g}, and are {math.sqrt(2 * loss / outputs):.3g} away from the outputs of "
+            "this network, which was not trained. Standardise them, y = (y - y.mean(0)) / y.std(0): else free paths, which learn scale "
+            "and offset first, look as if they were needed",
+            stacklevel=4,
+        )
 
 
 def _measure(run: Run) -> float | None:
