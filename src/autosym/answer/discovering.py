@@ -67,9 +67,9 @@ def discover(
 
     ``budget`` counts fits of the largest network: 6 for one symmetry and 7 for each further one by default, so 20 for three. It is kept,
     by shorter runs if need be. With ``minutes`` all of it takes about that long, by fewer epochs (``deadline``), and the budget is three
-    times as large by default. If even the shortest
-    search takes longer, some of the samples are drawn, by class (``sampling``); a warning and a note say how many. If the fewest, 200 or
-    10 times as many as classes, take longer, a warning says so beforehand; if they take ten times as long, it is refused.
+    times as large by default. If even the shortest search takes longer, some of the samples are drawn, by class (``sampling``); a warning
+    and a note say how many. If the fewest, 200 or 10 times as many as classes, take longer, a warning says so beforehand; if they take ten
+    times as long, it is refused.
 
     ``seeds``: of long runs. ``held_out`` data serve the second opinion only. ``resume`` names a folder: what is done is kept there, and a
     search that was stopped goes on as if it had not been. ``options`` are those of ``fit``: fields of its schedule, augment, memory,
