@@ -36,6 +36,7 @@ from truth_table import broken_layers, print_table, rows
 
 OUT = Path(__file__).parent / "results" / "truth_real"
 TELL_MOST = ("digit-quadrant", "turned", "cifar-turned")  # with all images
+REPORTED = 3  # the first seed of runs that are reported: none was looked at before the rules were written
 TRIED = 1000  # the first seed of runs that settings are chosen by
 
 
@@ -45,7 +46,7 @@ class Case:
 
     task: str
     images: int
-    seed: int = 0
+    seed: int = REPORTED
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class Case:
 
 
 CASES = [
-    *(Case(task, 2_000, seed) for seed in range(3) for task in TASKS),
+    *(Case(task, 2_000, seed) for seed in range(REPORTED, REPORTED + 3) for task in TASKS),
     *(Case(task, 10_000) for task in TASKS),
     *(Case(task, 50_000 if TASKS[task].source == "cifar10" else 60_000) for task in TELL_MOST),
 ]
