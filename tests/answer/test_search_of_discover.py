@@ -472,11 +472,15 @@ def test_a_network_that_is_there_anyway_is_asked_where_the_data_change_alone():
         assert search.networks == ("conv", "f-fc+conv", "f-fc", "gconv", "gconv+turn")
 
 
-@pytest.mark.parametrize("gains, times", [(0.0, 1.0), (400.0, 9.0)])
+@pytest.mark.parametrize(("gains", "times"), [(0.0, 1.0), (400.0, 9.0)])
 def test_where_it_gains_nothing_or_is_too_dear_it_stays_undecided(gains, times):
     evidence = PLACES | {"f-fc+conv": -1000.0 + gains}
-    dear = lambda network, width: cost(network, width) * (times if network == "f-fc+conv" else 1.0)
+
+    def dear(network, width):
+        return cost(network, width) * (times if network == "f-fc+conv" else 1.0)
+
     (finding,) = searched(Stub(evidence), (BLIND,), budget=12.0, moved={"c4": margins.RARE}, cost=dear).findings()
-    assert finding.judgement == "undecided" and not finding.beyond
+    assert finding.judgement == "undecided"
+    assert not finding.beyond
     assert "the data change when they are moved" in finding.why
     assert ("did not allow it" in finding.why) == (times > 1)
