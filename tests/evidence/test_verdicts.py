@@ -414,6 +414,15 @@ def test_a_range_that_still_moves_is_cautioned_of(values, expected):
     assert verdicts.cautions([], Known(history=[{"loss": 1.0}])) == ()
 
 
+def test_ranges_after_the_epoch_that_was_kept_do_not_count():
+    """They were printed beside it: a range of 100, and that it had moved from 90 to 20."""
+    history = [line | {"epoch": epoch} for epoch, line in enumerate(ranges(99, 100, 100, 100, 90, 20), 1)]
+    kept = [line | {"log_evidence": -1.0} if line["epoch"] <= 4 else line for line in history]
+    assert verdicts.cautions([], Known(history=kept, epoch=4)) == ()
+    (moving,) = verdicts.cautions([], Known(history=kept, epoch=6))
+    assert moving == Moving((("rotation (degrees)", 90, 20),))
+
+
 def test_cautions_are_given_together():
     """Of a network that tells classes apart, each that holds; of one that does not, only that."""
     history = [line | more for line, more in zip(steps(-40, -30, -20, -10), ranges(5, 10, 15, 31), strict=True)]

@@ -17,7 +17,7 @@ from autosym.noether.dynamics import symmetrised, velocity
 from autosym.noether.found import EVIDENT, readable, standing_out
 from autosym.noether.known import catalogue, unit, unitary
 from autosym.noether.regression import Regression, stacked, unstacked
-from autosym.noether.search import _others, settled
+from autosym.noether.search import _others, _quantity, settled
 from autosym.noether.systems import System, oscillators, pendulum, planar_bodies
 from autosym.noether.trajectories import checked, velocities, warn_of_axes
 
@@ -470,6 +470,19 @@ def test_a_rotated_span_is_read_as_the_known_quantities_in_it():
     strange = torch.linalg.qr(torch.randn(20, 3).double())[0].mT
     basis = readable(strange, known, 1.0)
     assert torch.linalg.matrix_rank(torch.cat([basis, strange])) == 3
+
+
+@pytest.mark.parametrize(
+    ("degrees", "name"), [(4.0, "energy 1"), (6.0, "near energy 1"), (17.0, "near energy 1"), (19.0, None)]
+)
+def test_a_mixture_of_two_energies_is_not_called_one_of_them(degrees, name):
+    one, two = (known.vector() for known in unitary(2) if known.name in ("energy 1", "energy 2"))
+    turn, x = np.radians(degrees), trajectories(oscillators(2))
+    mixed = np.cos(turn) * one + np.sin(turn) * two
+    alone = [known for known in catalogue(2) if known.name == "energy 1"]
+    found = _quantity(mixed, 0.0, alone, ["q1", "q2", "p1", "p2"], 1.0, x[:5], x[5:])
+    assert found.name == name
+    assert found.angle == pytest.approx(degrees)
 
 
 def test_drift_tells_what_is_conserved_from_what_is_not():

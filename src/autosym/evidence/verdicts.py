@@ -280,10 +280,14 @@ def _dead(paths: Sequence[PathShare], known: Known) -> Dead | None:
 
 
 def _unsettled(known: Known) -> tuple[Caution | None, ...]:
-    """Whether the evidence or a range still moved when the run ended. A run that went back further than its last steps had enough."""
+    """Whether the evidence or a range still moved when the run ended. A run that went back further than its last steps had enough.
+
+    Steps whose evidence has failed came later than the epoch that was kept: they say nothing of it.
+    """
     steps = [line for line in known.history if line.get("log_evidence") is not None]
     went_back = known.epoch is not None and bool(steps) and known.epoch < steps[-1]["epoch"]
-    return () if went_back else (_rising([line["log_evidence"] for line in steps]), _moving(known.history))
+    kept = [line for line in known.history if known.epoch is None or line.get("epoch", 0) <= known.epoch]
+    return () if went_back else (_rising([line["log_evidence"] for line in steps]), _moving(kept))
 
 
 def _rising(values: Sequence[float]) -> OneStep | Rising | None:

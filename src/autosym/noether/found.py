@@ -17,6 +17,7 @@ from autosym.report.drawing import new_figure
 STANDS_OUT = 0.2  # of the largest singular value: a direction below it is a remainder of the random start
 EVIDENT = 5.0  # nats, odds of 150 to 1: the least evidence for a set of quantities
 SAME = 0.95  # a quantity gets the name of a known one if their cosine is at least this
+NEAR = 5.0  # degrees: from here on it is only "near" the known one, as a mixture of two energies is near their sum
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Quantity:
     text: str
     A: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
-    name: str | None  # of the nearest known quantity, if the cosine of their angle is at least SAME
+    name: str | None  # of the nearest known quantity, if the cosine of their angle is at least SAME; "near" it from NEAR on
     angle: float  # to the nearest known quantity, in degrees
     drift: float  # change of C along held-out trajectories; 1 is the change by a move of that size in any direction
     nats: float  # the log evidence lost without it, or gained with it if it is undecided

@@ -12,7 +12,7 @@ from autosym.noether.candidates import cuts, least_drift, pairs_of_bodies
 from autosym.noether.conserved import Measure, Quadratic
 from autosym.noether.drift import Doubt, changes, drift_of, judged, motion, noise, noise_of
 from autosym.noether.dynamics import residual
-from autosym.noether.found import EVIDENT, SAME, Discovery, Quantity, readable, standing_out
+from autosym.noether.found import EVIDENT, NEAR, SAME, Discovery, Quantity, readable, standing_out
 from autosym.noether.known import Known, catalogue, coordinates, symbols, unit
 from autosym.noether.regression import Regression, stacked, unstacked
 from autosym.noether.trajectories import checked, velocities, warn_of_axes
@@ -359,7 +359,7 @@ def _quantity(
         symbols(A, b, names, every.flatten(0, 1)),
         tuple(map(tuple, A.tolist())),
         tuple(b.tolist()),
-        matched.name if same else None,
+        (matched.name if angle < NEAR else f"near {matched.name}") if same else None,
         angle,
         drift_of(quantity, held_out, moves),
         nats,
