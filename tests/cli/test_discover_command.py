@@ -46,6 +46,8 @@ def test_the_answer_is_printed_and_written_and_again_at_once(capsys, file, tmp_p
     assert "short run: conv, width 1, seed 0" in runs[1], "where there is no terminal, a line for each run"
     result = json.loads((out / "result.json").read_text())
     assert result["headline"] in text
+    assert all(text.count(f"Note: {note}") == 1 for note in result["notes"])
+    assert any("samples" in note or "epochs" in note for note in result["notes"]), "those of the answer too"
     assert {file.name for file in out.iterdir()} == {"answer.json", "fit.safetensors", "report.html", "result.json", "runs"}
     assert autosym.Answer.load(out).fit.model is not None
     again = json.loads(shown(capsys, *arguments, "--json").out)

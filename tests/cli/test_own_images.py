@@ -137,6 +137,13 @@ def test_an_accuracy_is_called_by_what_it_was_measured_on(capsys, tmp_path, npz)
         assert f"<dt>{other}" not in text
 
 
+@pytest.mark.parametrize(
+    ("error", "said"), [(1.94, "test accuracy 98.3 ± 1.9 %"), (0.0, "test accuracy 100 % of only 60 images")]
+)
+def test_that_all_of_few_images_are_right_is_not_printed_without_error(error, said):
+    assert commands._test_accuracy({"accuracy": 100.0 if not error else 98.33, "standard_error": error, "tested": 60}) == said
+
+
 def test_noise_is_not_said_to_have_a_symmetry(capsys, tmp_path):
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "noise.npz", x=draw.normal(size=(60, 8, 8)), y=draw.integers(0, 3, 60))

@@ -199,7 +199,7 @@ def test_a_folder_of_class_folders(folder):
     assert found.notes == ()
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "JPEG", "webp", "bmp"])
+@pytest.mark.parametrize("suffix", ["png", "jpg", "JPEG", "webp", "bmp", "tif", "TIFF"])
 def test_formats_and_colours(folder, suffix):
     pixels = np.zeros((6, 5, 3), np.uint8)
     pixels[:] = (250, 120, 10)
@@ -212,8 +212,9 @@ def test_formats_and_colours(folder, suffix):
 
 
 def test_sixteen_bits_and_turned_photographs(folder):
-    Image.fromarray(np.full((6, 5), 65535, np.uint16)).save(folder / "cat" / "9.png")
-    assert float(pictures.read(folder).images[3].min()) == 1.0
+    for suffix in ("tif", "png"):
+        Image.fromarray(np.full((6, 5), 65535, np.uint16)).save(folder / "cat" / f"9.{suffix}")
+        assert float(pictures.read(folder).images[3].min()) == 1.0
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was on its side: stored 5 high and 6 wide, shown 6 high and 5 wide
     pixels = np.zeros((5, 6), np.uint8)
@@ -225,10 +226,24 @@ def test_sixteen_bits_and_turned_photographs(folder):
     assert shown[1:].max() == 0
 
 
+def test_floats_of_tiff_files_are_read_as_they_are(folder):
+    levels = {file: float(level) for level, file in enumerate(sorted(folder.glob("*/*.png")), -3)}
+    for file, level in levels.items():
+        Image.fromarray(np.full((6, 5), level, np.float32)).save(file.with_suffix(".tiff"))
+    with pytest.raises(ValueError, match=r"0\.tiff holds floats, .*0\.png does not: store all in one way"):
+        pictures.read(folder)
+    for file in levels:
+        file.unlink()
+    assert pictures.read(folder).images.mean((1, 2, 3)).tolist() == list(levels.values())
+    Image.fromarray(np.full((6, 5), np.nan, np.float32)).save(folder / "dog" / "2.tiff")
+    with pytest.raises(ValueError, match=r"dog/2\.tiff holds NaN or Inf"):
+        pictures.read(folder)
+
+
 @pytest.mark.parametrize("orientation", ["upside", 2.5, (6, 6), 99, 0])
 def test_an_orientation_that_is_none_turns_nothing(folder, monkeypatch, orientation):
     monkeypatch.setattr(Image.Image, "getexif", lambda _: {0x0112: orientation})
-    assert pictures._header(folder / "cat" / "0.png")[0] == (6, 5)
+    assert pictures._header(folder / "cat" / "0.png").size == (6, 5)
 
 
 def test_of_several_frames_the_first_is_read_and_that_is_said(folder):

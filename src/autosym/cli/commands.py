@@ -12,10 +12,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -171,7 +171,8 @@ def discover(
         print(json_format.dumps(result))
         return
     for note in result["notes"]:
-        printing.say(f"Note: {note}.")
+        if note not in result["text"]:
+            printing.say(f"Note: {note}.")
     print(result["text"])
     print(result["headline"])
     if result["accuracy"] is not None:
@@ -240,7 +241,7 @@ def fit(
     if result["simplification"]:
         print(f"{simplified(result['simplification'])} Priced in {result['simplification']['seconds']:.1f} s.")
     row = result["row"]
-    held_out = "" if row["accuracy"] is None else f", test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
+    held_out = "" if row["accuracy"] is None else f", {_test_accuracy(row)}"
     found = in_words(row["log_evidence"], row["samples"])
     print(f"{found[0].upper()}{found[1:]}, training accuracy {row['train_accuracy']:.1f} %{held_out}.")
     printing.say(f"One fit depends on its seed: autosym discover {data} compares networks, widths and seeds.")
@@ -303,6 +304,13 @@ def doctor(json: bool = False) -> None:
         print(table([("", "what", "found"), *((mark[c.sound], c.name, c.found) for c in checks)], "<<<"))
     if failed:
         raise ValueError(f"wrong: {', '.join(failed)}. Please report it with all of the above")
+
+
+def _test_accuracy(row: Mapping[str, Any]) -> str:
+    """With its standard error. If all held-out images are right, or none, that would be 0, which says too much."""
+    if row["standard_error"]:
+        return f"test accuracy {row['accuracy']:.1f} ± {row['standard_error']:.1f} %"
+    return f"test accuracy {row['accuracy']:.0f} % of only {row['tested']} images"
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

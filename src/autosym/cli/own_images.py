@@ -94,7 +94,7 @@ def train(run: Run, out: Path, progress: bool = False, resume: bool = False) -> 
     kind, measured = ("held out", test) if held else ("training", training)
     shown = findings.contents(fitted, measured, title=Path(run.task).name, measured_on=kind)
     row = cell_of(run) | (_measured(fitted.model, test) if held else dict.fromkeys(field.name for field in fields(Scores)))
-    row |= _row(fitted, training)
+    row |= _row(fitted, training) | {"tested": len(test[0])}
     fitted.save(out)
     row["seconds"] = runs.before + time.perf_counter() - start
     result = _said(shown) | {
@@ -172,7 +172,7 @@ def discover(
     result = answer.as_dict() | {
         "headline": answered.headline(answer.as_dict()["verdicts"]),
         "text": str(answer),
-        "notes": notes,
+        "notes": [*notes, *answer.notes],
         "accuracy": _measured(answer.fit.model, test)["accuracy"] if held else None,
         "preprocessing": preprocessing,
         "classes": found.classes,

@@ -1,4 +1,4 @@
-"""A user's own images: an ``.npz`` of arrays, or a folder of class folders of PNG, JPEG, WebP or BMP files.
+"""A user's own images: an ``.npz`` of arrays, or a folder of class folders of PNG, JPEG, WebP, BMP or TIFF files.
 
 Nothing is unpickled, and sizes are checked before memory is taken. An error names the file that is wrong. ``notes`` say what was done
 to the images, e.g. grey images read as coloured, or files skipped.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from autosym.papers import datasets
 from autosym.runtime.batching import rows_not_finite
 
 IMAGE_KEYS, LABEL_KEYS = ("images", "x", "X"), ("labels", "y", "Y")
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MOST_BYTES = 32 * 2**30  # of all images as floats
 MOST_PIXELS = 2**26  # of one file
 MOST_DEFLATED = 1032  # bytes that one compressed byte can expand to, at most
@@ -190,19 +190,24 @@ def _as_floats(path: Path, key: str, array: np.ndarray) -> Tensor:
 def _read_folder(path: Path, size: tuple[int, int] | None) -> Pictures:
     files, classes, notes = _list(path)
     headers = [_header(file) for file, _ in files]
-    first = headers[0][0]
-    other = next((i for i, (found, _, _) in enumerate(headers) if found != first), None)
+    first = headers[0].size
+    other = next((i for i, header in enumerate(headers) if header.size != first), None)
     if size is None and other is not None:
         (a, _), (b, _) = files[0], files[other]
         raise ValueError(
-            f"images are of different sizes: {a} is {first[0]}x{first[1]}, {b} {headers[other][0][0]}x{headers[other][0][1]} (height x "
+            f"images are of different sizes: {a} is {first[0]}x{first[1]}, {b} {headers[other].size[0]}x{headers[other].size[1]} (height x "
             "width); resize all to one size by --size HxW"
         )
-    coloured = [colour for _, colour, _ in headers]
+    coloured = [header.coloured for header in headers]
     channels = 3 if any(coloured) else 1
     if any(coloured) and not all(coloured):
         notes.append(f"{coloured.count(False)} of {len(files)} images are grey: they were read as coloured, like the others")
-    moving = [file for (file, _), (_, _, moves) in zip(files, headers, strict=True) if moves]
+    real = [header.real for header in headers]
+    if any(real) and not all(real):
+        raise ValueError(
+            f"{files[real.index(True)][0]} holds floats, {files[real.index(False)][0]} does not: store all in one way"
+        )
+    moving = [file for (file, _), header in zip(files, headers, strict=True) if header.moves]
     if moving:
         notes.append(f"{len(moving)} files hold several frames, only the first was read: {_some(moving)}")
     shape = (len(files), channels, *(size or first))
@@ -210,6 +215,8 @@ def _read_folder(path: Path, size: tuple[int, int] | None) -> Pictures:
     images = torch.empty(shape)
     for place, (file, _) in zip(images, files, strict=True):
         place.copy_(resized(_decode(file, channels)[None], shape[2:])[0])
+    if bad := rows_not_finite(images):
+        raise ValueError(f"{files[bad[0]][0]} holds NaN or Inf: mend or remove it")
     return Pictures(images, torch.tensor([label for _, label in files]), tuple(classes), tuple(notes))
 
 
@@ -250,26 +257,33 @@ def _opened(file: Path) -> Iterator[Any]:
         raise ValueError(f"{file} cannot be read as an image ({error}): mend or remove it") from error
 
 
-def _header(file: Path) -> tuple[tuple[int, int], bool, bool]:
-    """(height, width) as shown, colours or not, several frames or not. A huge image is refused before its pixels take memory."""
+class _Header(NamedTuple):
+    size: tuple[int, int]  # (height, width), as shown
+    coloured: bool
+    moves: bool  # several frames
+    real: bool  # floats
+
+
+def _header(file: Path) -> _Header:
+    """What is known of a file before its pixels take memory. A huge image is refused."""
     with _opened(file) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise ValueError(f"it is {height}x{width}, more than {MOST_PIXELS} pixels")
         turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # taken with the camera on its side
         size, coloured = (width, height) if turned else (height, width), not image.mode.startswith(("1", "L", "I", "F"))
-        return size, coloured, getattr(image, "n_frames", 1) > 1
+        return _Header(size, coloured, getattr(image, "n_frames", 1) > 1, image.mode == "F")
 
 
 def _decode(file: Path, channels: int) -> Tensor:
-    """(C, H, W) in 0 to 1, rotated as its EXIF data say; transparency is dropped."""
+    """(C, H, W) in 0 to 1, floats as they are; rotated as its EXIF data say; transparency is dropped."""
     from PIL import ImageOps
 
     with _opened(file) as image:
-        deep = image.mode.startswith("I")  # 16 bits
+        scale = 65535 if image.mode.startswith("I") else 1 if image.mode == "F" else 255  # 16 bits, floats, 8 bits
         shown = ImageOps.exif_transpose(image)
-        shown = shown if deep else shown.convert("RGB" if channels == 3 else "L")
-        pixels = torch.from_numpy(np.asarray(shown, dtype=np.float32) / (65535 if deep else 255))
+        shown = shown.convert("RGB" if channels == 3 else "L") if scale == 255 else shown
+        pixels = torch.from_numpy(np.asarray(shown, dtype=np.float32) / scale)
     return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels.expand(channels, -1, -1)
 
 
