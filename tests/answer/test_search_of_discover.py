@@ -1,7 +1,6 @@
 """The search of ``discover`` with fits of known evidence: what is run, dropped, widened and decided."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -52,7 +51,7 @@ def cost(network, width):
     return {1.0: 0.4, 2.0: 1.0, 4.0: 3.0}[width]
 
 
-def searched(stub, questions=(SHIFTS,), seeds=3, budget=8.0, widths=(1.0, 2.0), layers=lambda network: (), cost=cost, **more):
+def searched(stub, questions=(SHIFTS,), seeds=3, budget=8.0, widths=(1.0, 2.0), layers=lambda network: (), **more):
     plan = planned(questions, (), widths, seeds, budget, cost)
     search = Search(questions, plan, stub, cost, layers=layers, **more).run()
     assert search.spent <= budget
@@ -428,59 +427,13 @@ def test_the_margin_that_is_shown_is_the_one_that_leaves_it_open():
     relaxed, untied = Margin(107.0, 40.0, 4), Margin(226.0, 104.0, 4)
     tie = Margin(-226.0, 104.0, 4)
     assert margins.telling([relaxed, untied], "undecided", None, 1.0) == untied
-    assert str(untied) in notes.why([relaxed, untied], tie, None, 1.0, False, "")
+    assert str(untied) in notes.why([relaxed, untied], tie, None, 1.0, False, False)
 
 
 def test_why_data_that_change_leave_it_open_for_weak_networks_too():
     ways, tie = [Margin(0.0, 3.0, 4)], Margin(300.0, 20.0, 4)
     for weak in (False, True):
-        assert "the data change when they are moved" in notes.why(ways, tie, None, margins.RARE, weak, "")
-        assert "the budget did not allow it" not in notes.why(ways, tie, None, margins.RARE, weak, "")
-        assert "f-fc+conv might, but the budget did not allow it" in notes.why(ways, tie, None, margins.RARE, weak, "f-fc+conv")
-    assert "explain so little" in notes.why(ways, tie, None, 1.0, True, "")
-
-
-# ---- what networks that keep shifts cannot show
-
-BLIND = replace(TURNS, beyond="f-fc+conv")
-PLACES = {"gconv": -1000.0, "gconv+turn": -1000.0, "conv": -1400.0, "f-fc+conv": -600.0}
-
-
-def test_a_network_that_need_not_keep_shifts_shows_what_others_cannot():
-    search = searched(Stub(PLACES), (BLIND,), budget=15.0, moved={"c4": margins.RARE}, layers=lambda network: ("one",))
-    (finding,) = search.findings()
-    assert (finding.judgement, finding.beyond) == ("no", True)
-    assert finding.breaking.nats == pytest.approx(400, abs=40)
-    assert finding.best["breaking"].network == "f-fc+conv"
-    assert search.networks == ("gconv", "gconv+turn", "conv", "f-fc+conv")
-    assert not search.prices  # of paths that break nothing
-
-
-@pytest.mark.parametrize("moved", [1.0, 0.2, 0.006])
-def test_it_is_not_tried_where_the_data_do_not_change(moved):
-    """What it gains may be of shifts alone."""
-    search = searched(Stub(PLACES), (BLIND,), budget=15.0, moved={"c4": moved})
-    assert verdicts(search) == ["yes"]
-    assert search.networks == ("gconv", "gconv+turn", "conv")
-
-
-def test_a_network_that_is_there_anyway_is_asked_where_the_data_change_alone():
-    evidence = PLACES | SYMMETRIC | {"gconv": -900.0, "gconv+turn": -900.0, "f-fc+conv": -600.0}
-    for moved, said in ((1.0, "yes"), (margins.RARE, "no")):
-        search = searched(Stub(evidence), (SHIFTS, BLIND), budget=30.0, moved={"c4": moved})
-        assert verdicts(search)[1] == said
-        assert search.networks == ("conv", "f-fc+conv", "f-fc", "gconv", "gconv+turn")
-
-
-@pytest.mark.parametrize(("gains", "times"), [(0.0, 1.0), (400.0, 9.0)])
-def test_where_it_gains_nothing_or_is_too_dear_it_stays_undecided(gains, times):
-    evidence = PLACES | {"f-fc+conv": -1000.0 + gains}
-
-    def dear(network, width):
-        return cost(network, width) * (times if network == "f-fc+conv" else 1.0)
-
-    (finding,) = searched(Stub(evidence), (BLIND,), budget=12.0, moved={"c4": margins.RARE}, cost=dear).findings()
-    assert finding.judgement == "undecided"
-    assert not finding.beyond
-    assert "the data change when they are moved" in finding.why
-    assert ("did not allow it" in finding.why) == (times > 1)
+        assert "the data change when they are moved" in notes.why(ways, tie, None, margins.RARE, weak, True)
+        assert "ask about translations" not in notes.why(ways, tie, None, margins.RARE, weak, True)
+        assert "ask about translations too" in notes.why(ways, tie, None, margins.RARE, weak, False)
+    assert "explain so little" in notes.why(ways, tie, None, 1.0, True, True)

@@ -137,8 +137,6 @@ def _answer(
     with processes.alone():
         fit = fitter.fitted(key)
     seconds = processes.agreed(fitter.before + time.perf_counter() - begun)
-    broken = {v.symmetry for v in verdicts if v.judgement == "no"}
-    beyond = [finding.symmetry for finding in search.findings() if finding.beyond and finding.symmetry in broken]
     said = (
         *fitter.networks.notes,
         *([left_out] if left_out else []),
@@ -146,8 +144,7 @@ def _answer(
             fitter.plan.part("long") * fitter.schedule.epochs, fitter.asked, "minutes and the budget" if minutes else "budget"
         ),
         *(notes.idle(*search.idle()) if any(verdict.judgement == "undecided" for verdict in verdicts) else []),
-        *notes.unpriced([v.symmetry for v in verdicts if v.judgement == "no" and not v.layers and v.symmetry not in beyond]),
-        *notes.beyond(beyond),
+        *notes.unpriced([v.symmetry for v in verdicts if v.judgement == "no" and not v.layers]),
         *notes.few(fitter.samples),
         *search.cautions(),
         *notes.late(seconds, minutes),
@@ -272,7 +269,7 @@ def _verdict(
     search: Search, fitter: Fitter, question: Question, finding: Finding, held_out: Data | None, left_out: str
 ) -> Verdict:
     """The finding, with a second opinion, and the layers in which the symmetry is broken."""
-    best = search.best(*(network for network in search.networks if network != question.strict))
+    best = search.best(*(network for network in search.plan.networks if network != question.strict))
     opinion, judgement, why = None, finding.judgement, finding.why
     if best is not None:
         with processes.alone():
@@ -320,7 +317,7 @@ def mistaken(explained: Callable[[float], float], log_likelihood: float, opinion
 def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:
     """The best end of every network, the one with the most evidence first."""
     found = []
-    for network in search.networks:
+    for network in search.plan.networks:
         run = search.best(network)
         if run is None:
             continue
@@ -332,7 +329,7 @@ def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:
 
 def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
     """The end with the most evidence; the strict network's, if breaking gains nothing; without what layers do not need to break."""
-    best = search.best(*search.networks)
+    best = search.best(*search.plan.networks)
     if best is None:
         raise ValueError("nothing was learned: the evidence of every network has failed; train longer, or rescale the inputs")
     for question, verdict in zip(search.questions, verdicts, strict=True):

@@ -124,9 +124,7 @@ class Built:
         self.widths: tuple[float, ...] = (1.0, 2.0)
         mixed = f"{free[0] if free else 'f-fc'}+conv"
         self.questions = tuple(
-            Question(s, "conv", mixed, "f-fc")
-            if s == SHIFTS
-            else Question(s, f"gconv:{s}", f"gconv:{s}+turn:{s}", "conv", beyond=mixed)
+            Question(s, "conv", mixed, "f-fc") if s == SHIFTS else Question(s, f"gconv:{s}", f"gconv:{s}+turn:{s}", "conv")
             for s in symmetries
         )
 
@@ -176,11 +174,10 @@ class Given:
         apart = not self.shifts or not self._keeps_shifts()
         self.others: tuple[str, ...] = (AS_GIVEN,) if apart else ()
         plain = f"{SHIFTS} kept" if self.shifts else AS_GIVEN
-        beyond = f"{SHIFTS} relaxed" if self._may_break_shifts() else ""
         self.questions = tuple(
             Question(s, f"{s} kept", f"{s} relaxed", f"{s} untied", self.others)
             if s == SHIFTS
-            else Question(s, f"{s} kept", f"{s} relaxed", plain, beyond=beyond)
+            else Question(s, f"{s} kept", f"{s} relaxed", plain)
             for s in self.symmetries
         )
 
@@ -232,13 +229,6 @@ class Given:
 
     def _begins_trained(self, width: float, seed: int) -> bool:
         return self.trained and seed == 0 and width == 1
-
-    def _may_break_shifts(self) -> bool:
-        try:
-            self.build(f"{SHIFTS} relaxed", self.widths[0], 0)
-        except ValueError:  # some of its layers cannot be lifted
-            return False
-        return True
 
     def _has_waves(self) -> bool:
         with seeded(0):

@@ -27,11 +27,6 @@ def unpriced(symmetries: Sequence[str]) -> list[str]:
     return [named] if symmetries else []
 
 
-def beyond(symmetries: Sequence[str]) -> list[str]:
-    named = f"only a network that need not keep shifts shows that {' and '.join(symmetries)} is broken: it depends on where things are"
-    return [named] if symmetries else []
-
-
 def few(samples: int) -> list[str]:
     few = f"{samples} samples are few, so margins are small whatever the budget: more samples tell more"
     return [few] if samples < sampling.LEAST[0] else []
@@ -48,14 +43,14 @@ def why(
     pairs: Margin | None,
     moved: float,
     weak: bool,
-    untried: str,
+    shifts: bool,
     averaging: Margin | None = None,
 ) -> str:
-    """Why two margins leave it open. ``untried``: a network that was not tried, and might show what others cannot."""
+    """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
     loses = averaging is not None and averaging.loses
     else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE), averaging=None if loses else averaging) == "yes"
     if else_yes and moved <= margins.RARE:
-        ask = f" ({untried} might, but the budget did not allow it)" if untried else ""
+        ask = "" if shifts else " (ask about translations too)"
         return (
             "networks that keep it have more evidence, but the data change when they are moved: labels may depend on it in a way that none "
             f"of the networks can show{ask}, or the data lack moved images"

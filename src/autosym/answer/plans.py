@@ -56,7 +56,6 @@ class Question:
     relaxed: str
     untied: str
     breaking: tuple[str, ...] = ()  # other networks that do not keep it
-    beyond: str = ""  # one that need not keep shifts either: tried only where others may be blind to what the data say
 
     @property
     def networks(self) -> tuple[str, ...]:

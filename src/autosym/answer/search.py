@@ -5,7 +5,6 @@
     on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
     whole    the evidence of the whole network at the best end of each: margins are between these
     averaged what networks without a tie gain by being averaged over its group, one of each seed
-    beyond   where the data change when they are moved and no network can show it: one that need not keep shifts either, from two seeds
     more     another seed for questions that are undecided, while there is budget
     layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
 
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autosym.answer import margins, notes
+from autosym.answer.hypotheses import SHIFTS
 from autosym.answer.margins import Judgement, Margin, Value
 from autosym.answer.plans import FEWEST, FITS, Cost, Outcome, Perform, Plan, Question, Run, Stage, after_short, exchanged
 from autosym.evidence.record import nats
@@ -46,7 +46,6 @@ class Finding:
     pairs: Margin | None = None  # what the relaxed network gained, in the mean, over the strict one from the same end
     averaging: Margin | None = None  # what networks without the tie gained, in the mean, by being averaged over the group
     stuck: bool = False  # a no, but that the network that keeps the symmetry has learned nothing: it may be stuck
-    beyond: bool = False  # a no by a network alone that need not keep shifts either
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,9 @@ class Search:
         self._go([run for question in self.questions for run in self._pairs(question)] + alone)
         self._take_whole(plan.networks)
         self._average()
-        self._go_beyond()
         self._more()
         for question, finding in zip(self.questions, self.findings(), strict=True):
-            if finding.judgement == "no" and not finding.beyond:
+            if finding.judgement == "no":
                 self._price_layers(question)
         return self
 
@@ -163,27 +161,6 @@ class Search:
             if finding.judgement != "no" and self.spent + sum(map(self._price, runs)) <= self.plan.budget:
                 self.tell(f"averages over {question.symmetry}")
                 self._go(runs)
-
-    def _go_beyond(self) -> None:
-        """Networks that keep shifts are blind to where something is. Where that may be why nothing breaks: one that is not."""
-        for question, finding in zip(self.questions, self.findings(), strict=True):
-            if not question.beyond or not self._changes(question) or finding.judgement != "undecided":
-                continue
-            runs = self._of(question.beyond, "long") or [
-                Run(question.beyond, self.plan.widths[0], seed, "long") for seed in range(FEWEST)
-            ]
-            whole = replace(runs[0], stage="whole")
-            if (
-                self.spent + self._price(whole) + sum(self._price(run) for run in runs if run not in self.outcomes)
-                <= self.plan.budget
-            ):
-                self.tell(f"a network that need not keep shifts, about {question.symmetry}")
-                self._go(runs)
-                self._take_whole([question.beyond])
-
-    def _changes(self, question: Question) -> bool:
-        """Whether the data change when they are moved."""
-        return self.moved.get(question.symmetry, 1.0) <= margins.RARE
 
     def _more(self) -> None:
         """Another seed for what is undecided, as long as the budget lasts."""
@@ -311,12 +288,6 @@ class Search:
         runs = [run for network in dict.fromkeys(networks) for run in self._of(network, "whole")]
         return [Value(self._value(run), self.outcomes[run].error, run.network) for run in runs]
 
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """Those of the plan, and those beyond it that were tried."""
-        beyond = [question.beyond for question in self.questions if self._of(question.beyond, *FITS)]
-        return tuple(dict.fromkeys([*self.plan.networks, *beyond]))
-
     def best(self, *networks: str) -> Run | None:
         """The run with the most evidence of the whole network; None if all have failed."""
         runs = [run for network in networks for run in self._of(network, "whole") if math.isfinite(self._value(run))]
@@ -353,22 +324,20 @@ class Search:
                 margins.best(self.values(question.relaxed)), strict, *self.between(question.relaxed, question.strict)
             )
         ]
-        beyond = (question.beyond,) if self._changes(question) and self.best(question.beyond) else ()
-        for network in dict.fromkeys((question.untied, *question.breaking, *beyond)):
+        for network in dict.fromkeys((question.untied, *question.breaking)):
             ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
         pairs, averaging = margins.mean(self.gains(question)), self.averaging(question)
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak, averaging)
-        alone = bool(beyond) and judgement == "no" and margins.judge(ways[:-1], tie, pairs, moved, weak, averaging) != "no"
         breaking = margins.telling(ways, judgement, pairs, moved)
-        breakers = (question.relaxed, question.untied, *question.breaking, *beyond)
+        breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
-        untried = question.beyond if not beyond else ""
-        why = notes.why(ways, tie, pairs, moved, weak, untried, averaging) if judgement == "undecided" else ""
+        shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
+        why = notes.why(ways, tie, pairs, moved, weak, shifts, averaging) if judgement == "undecided" else ""
         stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
         if stuck:
             judgement, why = (
@@ -388,7 +357,7 @@ class Search:
                 "undecided",
                 "the network that keeps the symmetry still gains by being wider, as much as breaking gains",
             )
-        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs, averaging, stuck, alone)
+        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs, averaging, stuck)
 
     def between(self, one: str, other: str) -> tuple[float, int]:
         """What chance makes of the difference of the best ends of two networks that were trained apart.
