@@ -52,8 +52,7 @@ class Clocked:
                 took = (
                     self.slow(run.stage) * self.share(run.network, run.width) * PACE.seconds(run.stage, self.epochs(run.stage))
                 )
-                more = {"gain": 0.0} if run.stage == "averaged" else {}
-                known = Outcome(EVIDENCE[run.network] + 7.0 * run.seed, 1.0, took, more=more)
+                known = Outcome(EVIDENCE[run.network] + 7.0 * run.seed, 1.0, took)
                 self.clock.now += took
                 self.store.keep(run, known, None)
                 self.made[run] = self.epochs(run.stage)

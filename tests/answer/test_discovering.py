@@ -18,10 +18,9 @@ from autosym.answer import discovering, inputs, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.hypotheses import AS_GIVEN, USUAL, Built, Given, breaking, checked
 from autosym.answer.margins import Margin
-from autosym.answer.routes import PART, Fitter, Store
+from autosym.answer.routes import Fitter, Store
 from autosym.answer.search import Finding
 from autosym.answer.symmetrising import Gain, Opinion
-from autosym.evidence import laplace
 from autosym.linear.path import Path
 from autosym.papers import datasets
 from autosym.surgery import free_paths
@@ -144,8 +143,8 @@ def test_the_gain_of_averaging_is_a_sum_over_samples(data):
     assert gain.nats == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
-def finding(judgement, **more):
-    return Finding("c4", judgement, Margin(500, 30, 3), Margin(900, 30, 3), {}, **more)
+def finding(judgement):
+    return Finding("c4", judgement, Margin(500, 30, 3), Margin(900, 30, 3), {})
 
 
 @pytest.mark.parametrize(
@@ -165,44 +164,6 @@ def test_a_second_opinion_that_contradicts_leaves_it_undecided(judgement, eviden
     said = discovering.contradicted(finding(judgement), opinion, Margin(ahead, 30, 3))
     assert expected in said
     assert bool(said) == bool(expected)
-
-
-@pytest.mark.slow
-def test_networks_without_the_tie_are_averaged_at_their_best_ends(data, tmp_path):
-    """Against evidence taken by hand, with the same weights and precisions, of the network and of its average over quarter turns."""
-    answer = autosym.discover("f-fc+conv", data, "c4", network=FORM, epochs=12, seeds=2, batch_size=16, resume=tmp_path)
-    kept = sorted(tmp_path.glob("*averaged-c4*/outcome.json"))
-    (verdict,) = answer.verdicts
-    assert len(kept) == 2
-    gains = [json.loads(path.read_text())["more"]["gain"] for path in kept]
-    assert verdict.averaging.nats == pytest.approx(sum(gains) / 2)
-    seed = int(kept[0].parent.name.split("~")[2])
-    best = max(
-        (path for stage in ("long", "on") for path in tmp_path.glob(f"conv~*~{seed}~{stage}*/outcome.json")),
-        key=lambda path: json.loads(path.read_text())["log_evidence"],
-    ).parent
-    assert kept[0].parent.name.endswith(f"~~{best.name}")
-    width, known = float(best.name.split("~")[1]), json.loads((best / "end.json").read_text())
-    net = Built("f-fc+conv", ("c4",), data[0], 3, len(data[0]), **FORM).build("conv", width, seed)
-    net.load_state_dict(load_file(best / "end.safetensors"))
-
-    averaged = autosym.nn.symmetrised.Symmetrised(net, symmetrising.Moves(symmetrising.group_of("c4", (8, 8))))
-    with torch.no_grad():
-        turned = torch.stack([net(data[0].rot90(k, (2, 3))) for k in range(4)]).mean(0)
-    torch.testing.assert_close(averaged(data[0]), turned)
-    values = []
-    for model, prefix in ((net, ""), (averaged, "model.")):
-        at = laplace.at(model, data)
-        prior = autosym.Prior(at.names, {f"{prefix}{name}": value for name, value in known["precision"].items()})
-        with torch.no_grad():
-            values.append(float(at(prior).log_evidence) + PART * float(at.effective_parameters(prior).sum()))
-    assert gains[0] == pytest.approx(values[1] - values[0], rel=1e-3, abs=1e-2)
-
-
-def test_a_no_by_averages_is_not_contradicted_by_a_network_that_has_not_learned_what_is_broken():
-    opinion, ahead = Opinion("c4", "conv", 4, Gain(0.0, 1.0), 80.0), Margin(5, 30, 3)
-    assert discovering.contradicted(finding("no", averaging=Margin(-100.0, 90.0, 2)), opinion, ahead)
-    assert not discovering.contradicted(finding("no", averaging=Margin(-100.0, 10.0, 2)), opinion, ahead)
 
 
 # ---- the answer
@@ -248,26 +209,6 @@ def test_an_answer_without_an_error_is_the_same_when_loaded(tmp_path):
     assert again == answer
     assert str(again) == str(answer)
     assert again.as_dict() == answer.as_dict()
-
-
-def test_a_yes_by_averaging_says_so_and_is_as_probable_as_averaging_makes_it(tmp_path):
-    margins_of, averaging = (Margin(2.0, 30.0, 4), Margin(50.0, 30.0, 4)), Margin(100.0, 5.0, 2)
-    verdict = Verdict("c4", "yes", *margins_of, averaging=averaging)
-    assert verdict.by_averaging
-    assert verdict.probability == averaging.probability > verdict.tie.probability
-    recipe = {"name": None, "in_shape": [1, 4, 4], "dtype": "float32"}
-    answer = Answer((verdict,), (Candidate("conv", 1, 0, -10.0, 1.0, 3),), 10, 1.0, 1.0, (), recipe)
-    assert "c4: averaged over it, networks without the tie gain +100 +- 5 nats." in str(answer)
-    answer.save(tmp_path)
-    assert Answer.load(tmp_path) == answer
-    tied = Verdict("c4", "yes", margins_of[0], Margin(500.0, 30.0, 4), averaging=averaging)
-    assert not tied.by_averaging
-    lost = Margin(-100.0, 5.0, 2)
-    broken = Verdict("c4", "no", *margins_of, averaging=lost)
-    assert broken.by_averaging
-    assert broken.probability == pytest.approx(1 - lost.probability)
-    assert not Verdict("c4", "no", Margin(900.0, 30.0, 4), margins_of[1], averaging=lost).by_averaging
-    assert not Verdict("c4", "undecided", *margins_of, averaging=lost).by_averaging
 
 
 def test_undecided_says_what_would_decide():

@@ -85,37 +85,6 @@ def test_pairs_that_differ_by_what_counts_are_not_overruled_by_data_that_do_not_
     assert margins.judge([breaking], tie, Margin(150, 20, 3), 0.5) == "undecided"
 
 
-@pytest.mark.parametrize(
-    ("tie", "averaging", "expected"),
-    [
-        (60, None, "undecided"),
-        (60, Margin(80, 10, 2), "yes"),  # by averaging alone
-        (-20, Margin(80, 10, 2), "yes"),
-        (20, Margin(40, 10, 2), "undecided"),  # less than 4.3 errors, as two degrees of freedom ask for
-        (60, Margin(15, 10, 2), "yes"),  # more than one standard error of both
-        (60, Margin(5, 10, 2), "undecided"),
-        (60, Margin(-5, 10, 2), "undecided"),
-        (20, Margin(15, 10, 2), "undecided"),  # less than one standard error of the tie
-        (900, Margin(-5, 10, 2), "yes"),  # the tie by itself
-        (900, Margin(-80, 10, 2), "undecided"),  # averaging loses
-    ],
-)
-def test_a_tie_is_worth_something_by_itself_or_by_what_averaging_gains(tie, averaging, expected):
-    assert margins.judge([Margin(2, 30, 3)], Margin(tie, 30, 3), averaging=averaging) == expected
-    assert margins.judge([Margin(2, 30, 3)], Margin(tie, 30, 3), moved=margins.RARE, averaging=averaging) != "yes"
-    weak = margins.judge([Margin(2, 30, 3)], Margin(tie, 30, 3), weak=True, averaging=averaging)
-    assert weak == ("yes" if averaging is not None and averaging.matters else "undecided")
-
-
-def test_averaging_that_loses_and_data_that_change_are_a_no_unless_the_tie_counts():
-    breaking, loses = [Margin(2, 30, 3)], Margin(-80, 10, 2)
-    assert margins.judge(breaking, Margin(60, 30, 3), moved=margins.RARE, averaging=loses) == "no"
-    assert margins.judge(breaking, Margin(60, 30, 3), moved=margins.COMMON, averaging=loses) == "no"
-    assert margins.judge(breaking, Margin(60, 30, 3), moved=margins.COMMON + 0.01, averaging=loses) == "undecided"
-    assert margins.judge(breaking, Margin(900, 30, 3), moved=margins.RARE, averaging=loses) == "undecided"
-    assert margins.judge(breaking, Margin(60, 30, 3), moved=margins.RARE, averaging=Margin(-40, 10, 2)) == "undecided"
-
-
 def test_chances_include_errors():
     exact = margins.chances({"a": 0.0, "b": -2.0}, {"a": 0.0, "b": 0.0})
     assert exact["a"] == pytest.approx(1 / (1 + math.exp(-2)))

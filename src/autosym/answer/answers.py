@@ -45,8 +45,7 @@ class Verdict:
     """Do the data have this symmetry, for these networks? ``judgement`` is "yes", "no" or "undecided".
 
     ``breaking`` is what the best network that breaks it gains over the best that keeps it, ``tie`` what that one gains over the best
-    without the tie, ``averaging`` what those without the tie gain when they are averaged over the group (None: not known). ``why`` says
-    why it is undecided, ``advice`` what would decide.
+    without the tie. ``why`` says why it is undecided, ``advice`` what would decide.
     """
 
     symmetry: str
@@ -61,27 +60,12 @@ class Verdict:
         None  # the probability that data with the symmetry change as much when they are moved; None: not known
     )
     left_out: str = ""  # that some samples were left out, and why
-    averaging: Margin | None = None
 
     @property
     def probability(self) -> float:
-        """By its own margin: of a no, that breaking gains, of a yes, that the tie is worth something, or what averaging says of it.
-
-        Undecided: the likelier of both.
-        """
-        gains, averaged = self.breaking.probability, None if self.averaging is None else self.averaging.probability
-        if self.judgement == "undecided":
-            return max(gains, 1 - gains)
-        if self.judgement == "no":
-            return max(gains, 0.0 if averaged is None else 1 - averaged)
-        return max(self.tie.probability, averaged or 0.0)
-
-    @property
-    def by_averaging(self) -> bool:
-        """Whether it is decided by what averaging networks without the tie does: the other margins would not decide it by themselves."""
-        if self.averaging is None or self.judgement == "undecided":
-            return False
-        return not self.tie.matters if self.judgement == "yes" else self.averaging.loses and not self.breaking.matters
+        """By its own margin: of a no, that breaking gains; of a yes, that the tie is worth something; undecided: the likelier of both."""
+        gains = self.breaking.probability
+        return {"no": gains, "yes": self.tie.probability, "undecided": max(gains, 1 - gains)}[self.judgement]
 
     @property
     def by_moving(self) -> bool:
@@ -184,11 +168,6 @@ class Answer:
             for v in self.verdicts
             if v.by_moving
         ]
-        more += [
-            f"{v.symmetry}: averaged over it, networks without the tie gain {v.averaging}."
-            for v in self.verdicts
-            if v.by_averaging
-        ]
         cost = f"{self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
         best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {value} ({cost})"
         return "\n".join([table(rows, "<<>><"), *more, best, *(f"Note: {note}" for note in self.notes)])
@@ -197,8 +176,7 @@ class Answer:
         """Everything but the fit, ready for JSON; numbers that are not finite are None."""
         state = asdict(_Plain(self.verdicts, self.candidates, self.samples, self.cost, self.seconds, self.notes))
         for verdict, own in zip(state["verdicts"], self.verdicts, strict=True):
-            verdict |= {"probability": own.probability, "advice": own.advice}
-            verdict |= {"by_moving": own.by_moving, "by_averaging": own.by_averaging}
+            verdict |= {"probability": own.probability, "advice": own.advice, "by_moving": own.by_moving}
         return _finite(state | {"best": self.best.network})
 
     def save(self, folder: str | File) -> File:
@@ -277,7 +255,6 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
                 layers=layers,
                 moved=v.get("moved"),
                 left_out=v.get("left_out", ""),
-                averaging=None if v.get("averaging") is None else _margin(v["averaging"]),
             )
         )
     candidates = tuple(Candidate(**c) for c in given["candidates"])

@@ -12,10 +12,10 @@ not been.
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autosym.answer.plans import FEWEST, MEASURED, PARTS, RESERVE, Outcome, Question, Run, Stage, exchanged
+from autosym.answer.plans import FEWEST, PARTS, RESERVE, Outcome, Question, Run, Stage, exchanged
 from autosym.answer.routes import PRODUCTS, SHORT, Fitter
 from autosym.evidence import costs, laplace
 from autosym.evidence.costs import PRODUCT
@@ -31,13 +31,13 @@ BESIDE: dict[Stage, float] = {
     "on": 1.6,
     "layers": 1.6,
 }  # exact passes at the end, those of ends that are compared
-AVERAGED = 2.0  # times ``beside``: an average over a group, for a margin, for each second opinion; and for the best network
 TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each about as long as the run
 PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
 TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
 REFUSED = 10.0  # times what was asked for: what is expected to take longer is not begun. A busy machine may measure three times too much
 SHRUNK = 0.9  # of the samples at most, if there are too many
 POWER = 1.5  # of the samples: about how the time grows, as networks for more samples are larger. What follows is measured
+OPINIONS = 2.0  # times ``beside`` for each second opinion, and for the best network
 
 
 class TooShort(UserWarning):
@@ -76,8 +76,6 @@ class Pace:
         """Of one run."""
         if stage == "whole":
             return self.whole
-        if stage == "averaged":
-            return AVERAGED * self.beside
         return (1 + TRIALS.get(stage, 0.0)) * max(SHORT, epochs) * self.epoch + BESIDE[stage] * self.beside
 
 
@@ -104,7 +102,6 @@ class Deadline:
             pairs = sum(2 for q in self.questions for n in (q.strict, q.relaxed) if n == network)
             on += FEWEST * max(1, pairs) * widths[network]
         counts: dict[Stage, float] = {"short": short, "long": long, "on": on, "whole": sum(widths.values())}
-        counts["averaged"] = self._averaged(widths)
         each = {stage: self.pace.seconds(stage, plan.part(stage) * epochs) for stage in counts}
         runs = self.drift * sum(count * each[stage] for stage, count in counts.items())
         return runs / processes.count() + self.opinions
@@ -135,7 +132,7 @@ class Deadline:
 
     @property
     def opinions(self) -> float:
-        return AVERAGED * self.pace.beside * (len(self.questions) + 1)
+        return OPINIONS * self.pace.beside * (len(self.questions) + 1)
 
     @property
     def left(self) -> float:
@@ -153,7 +150,7 @@ class Deadline:
             run: outcome.seconds for run, outcome in found.items() if not outcome.failed
         }  # what failed may have ended early
         expected = sum(self._raw(run.stage, run.network, run.width, plan.part(stage)) for run in took)
-        if stage not in MEASURED and expected:
+        if stage != "whole" and expected:
             self.drift = processes.agreed(sum(took.values()) / expected)
         self.spent += sum(fitter.price(run) for run in runs)
         plan.budget = min(self.budget, fitter.store.decided(f"{self.calls} budget", self._affordable))
@@ -167,7 +164,6 @@ class Deadline:
         dearest = max(
             self._raw(stage, *self.fitter.largest, self.fitter.plan.part(stage)) / self.fitter.plan.part(stage)
             for stage in PARTS
-            if stage != "averaged"  # a pass or two, whatever it is priced at
         )
         return processes.agreed(self.spent + max(0.0, self.left) * processes.count() / (self.drift * dearest))
 
@@ -177,23 +173,18 @@ class Deadline:
         later: list[tuple[Stage, float]] = [(stage, sum(share(run.network, run.width) for run in runs))]
         if stage == "long":
             later.append(("on", self._going_on({run.network: run.width for run in runs})))
-        widths = {} if stage == "layers" else {run.network: share(run.network, run.width) for run in runs}
-        whole, averaged = sum(widths.values()), self._averaged(widths)
+        whole = (
+            0.0 if stage == "layers" else sum(share(run.network, run.width) for run in {r.network: r for r in runs}.values())
+        )
         now = PARTS[stage]
         slope = sum(count * PARTS[s] / now * (1 + TRIALS.get(s, 0.0)) * full * self.pace.epoch for s, count in later)
         fixed = sum(count * BESIDE[s] * self.pace.beside for s, count in later) + whole * self.pace.whole
-        fixed += averaged * self.pace.seconds("averaged", 0)
         open_yet = (1 - RESERVE * (stage == "long")) * self.left
         by_time = (open_yet * processes.count() / self.drift - fixed) / slope
         units = sum(count * PARTS[s] / now for s, count in later)
-        measured = whole * PARTS["whole"] + averaged * PARTS["averaged"]
-        by_budget = ((1 - RESERVE * (stage == "long")) * self.budget - self.spent - measured) / units
+        by_budget = ((1 - RESERVE * (stage == "long")) * self.budget - self.spent - whole * PARTS["whole"]) / units
         shortest = plan.scale * now * min(1.0, self.shortest / full)
         return processes.agreed(max(shortest, min(now, by_time, by_budget)))
-
-    def _averaged(self, shares: Mapping[str, float]) -> float:
-        """The work of networks without a tie that are averaged over its group, one for each seed, by the shares of networks."""
-        return self.fitter.plan.seeds * sum(shares.get(q.untied, 0.0) for q in self.questions)
 
     def _going_on(self, widths: dict[str, float]) -> float:
         """The work of runs that go on from the ends of long ones at these widths."""

@@ -286,15 +286,12 @@ def _verdict(
     prices = search.prices.get(question.symmetry, {})
     layers = tuple(LayerAnswer(layer, price.nats, price.needed) for layer, price in prices.items())
     margins_of, moved = (finding.breaking, finding.tie), search.moved.get(question.symmetry)
-    return Verdict(
-        question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers, moved, left_out, finding.averaging
-    )
+    return Verdict(question.symmetry, judgement, *margins_of, why, finding.tried, opinion, layers, moved, left_out)
 
 
 def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> str:
     """Why a second opinion contradicts a finding, or nothing. ``ahead`` is what its network has more than the strict one."""
-    loses = finding.averaging is not None and finding.averaging.loses  # others do, and the best may not show what is broken
-    if finding.judgement == "no" and opinion.supports and not loses:
+    if finding.judgement == "no" and opinion.supports:
         return f"breaking it gains {finding.breaking}, but {opinion}: a network that keeps it is as good"
     lost = -opinion.evidence > max(ahead.bound, FEW)
     if finding.judgement == "yes" and ahead.counts and ahead.nats > FEW and lost:

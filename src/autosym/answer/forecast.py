@@ -8,14 +8,7 @@ from contextlib import contextmanager
 from autosym.answer.plans import Outcome, Run
 from autosym.runtime import processes
 
-STAGES = {
-    "short": "short run",
-    "long": "long run",
-    "on": "fitting on",
-    "whole": "whole evidence",
-    "averaged": "averaged over a group",
-    "layers": "without layers",
-}
+STAGES = {"short": "short run", "long": "long run", "on": "fitting on", "whole": "whole evidence", "layers": "without layers"}
 
 
 class Forecast:

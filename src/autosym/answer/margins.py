@@ -7,16 +7,10 @@ from few runs, so a margin is judged by Student's t. Two margins decide on a sym
 over one that keeps it; *tie* is what that one gains over a network without the tie. A network that may break the symmetry contains the
 strict one, so breaking never loses much: the tie must speak for a symmetry.
 
-    no          breaking gains more than its error; or it gains something, and the data change when they are moved (``moving``); or
-                averaging loses more than its error, the tie is not worth more than its own, and the data change more than is common
-    yes         breaking gains next to nothing, the tie is worth something, the data do not change when they are moved, and the strict
-                network explains more than little, or averaging gains more than its error
+    no          breaking gains more than its error; or more than next to nothing, and the data change when they are moved (``moving``)
+    yes         breaking gains next to nothing, the tie is worth more than its error, the data do not change when they are moved, and the
+                strict network explains more than little
     undecided   neither
-
-*Averaging* is what networks without the tie gain when they are averaged over the group (``symmetrising``): each with the same weights,
-so what training adds by chance cancels, and a mean over seeds is known far better than a tie between networks that were trained apart.
-The tie is worth something if it is worth more than its error; or if averaging gains more than its error; or if both are more than one
-standard error. Where averaging loses more than its error, nothing is a yes.
 
 Next to nothing is 10 nats; or one standard error, if a second witness says so too: strict and relaxed networks that were fitted on from
 the same ends do not differ (such pairs have much smaller errors than runs that were trained apart), or the data do not change when they
@@ -64,16 +58,6 @@ class Margin:
     def counts(self) -> bool:
         """Whether the difference is larger than its error allows by chance."""
         return self.nats > self.bound
-
-    @property
-    def matters(self) -> bool:
-        """Whether it is larger than its error allows by chance, and than what is next to nothing."""
-        return self.counts and self.nats > FEW
-
-    @property
-    def loses(self) -> bool:
-        """The same of a loss."""
-        return Margin(-self.nats, self.error, self.freedom).matters
 
     def __str__(self) -> str:
         return f"{self.nats:+.0f} +- {'?' if math.isinf(self.error) else f'{self.error:.0f}'} nats"
@@ -132,35 +116,18 @@ def of_best(runs: int) -> float:
 
 
 def judge(
-    breaking: Sequence[Margin],
-    tie: Margin,
-    pairs: Margin | None = None,
-    moved: float = 1.0,
-    weak: bool = False,
-    averaging: Margin | None = None,
+    breaking: Sequence[Margin], tie: Margin, pairs: Margin | None = None, moved: float = 1.0, weak: bool = False
 ) -> Judgement:
     """The verdict by what each way of breaking gains, by what the tie is worth, and by the mean gain of pairs from the same ends.
 
     ``moved`` is the probability that data with the symmetry change as much as these when they are moved; 1 says nothing. A ``weak``
-    network explains so little that its symmetry says nothing. ``averaging`` is the mean gain of networks without the tie by being averaged.
-    It is asked in place of what a weak network explains, as networks that notice a broken symmetry lose by it.
+    network explains so little that its symmetry says nothing.
     """
-    if any(margin.matters for margin in breaking):
+    if any(margin.counts and margin.nats > FEW for margin in breaking):
         return "no"
-    gains = not all(next_to_nothing(margin, pairs, moved) for margin in breaking)
-    loses = averaging is not None and averaging.loses
-    if (gains and moved <= RARE) or (loses and moved <= COMMON and not tie.matters):
-        return "no"
-    blind = weak and not (averaging is not None and averaging.matters)
-    keeps = not (gains or loses or blind) and moved > RARE
-    return "yes" if keeps and tied(tie, averaging) else "undecided"
-
-
-def tied(tie: Margin, averaging: Margin | None) -> bool:
-    """Whether a tie of weights is worth something; arguments as for ``judge``."""
-    if tie.matters or averaging is None:
-        return tie.matters
-    return averaging.matters or (tie.nats > max(tie.error, FEW) and averaging.nats > averaging.error)
+    if not all(next_to_nothing(margin, pairs, moved) for margin in breaking):
+        return "no" if moved <= RARE else "undecided"
+    return "yes" if tie.counts and tie.nats > FEW and moved > RARE and not weak else "undecided"
 
 
 def next_to_nothing(breaking: Margin, pairs: Margin | None, moved: float) -> bool:

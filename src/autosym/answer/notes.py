@@ -37,28 +37,14 @@ def late(seconds: float, minutes: float | None) -> list[str]:
     return [f"it took {spoken(seconds)}, longer than the {minutes:g} min that were given"] if late else []
 
 
-def why(
-    ways: Sequence[Margin],
-    tie: Margin,
-    pairs: Margin | None,
-    moved: float,
-    weak: bool,
-    shifts: bool,
-    averaging: Margin | None = None,
-) -> str:
+def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool) -> str:
     """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
-    loses = averaging is not None and averaging.loses
-    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE), averaging=None if loses else averaging) == "yes"
+    else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE)) == "yes"
     if else_yes and moved <= margins.RARE:
         ask = "" if shifts else " (ask about translations too)"
         return (
             "networks that keep it have more evidence, but the data change when they are moved: labels may depend on it in a way that none "
             f"of the networks can show{ask}, or the data lack moved images"
-        )
-    if else_yes and loses:
-        return (
-            f"networks that keep it have more evidence, but those without the tie lose when they are averaged over it ({averaging}): they "
-            "give moved images other labels"
         )
     if else_yes and weak:
         return (
@@ -71,5 +57,4 @@ def why(
     if not margins.next_to_nothing(largest, pairs, moved):
         return f"breaking it gains {largest}, which is something, but less than what counts ({largest.bound:.0f} nats)"
     worth = f"the tie is worth {tie}, less than what counts ({max(tie.bound, margins.FEW):.0f} nats)"
-    by_averages = "" if averaging is None else f", and averaging over it gains {averaging}"
-    return f"breaking it gains {largest}, which is no more than chance, but {worth}{by_averages}"
+    return f"breaking it gains {largest}, which is no more than chance, but {worth}"

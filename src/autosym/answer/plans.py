@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Stage = Literal["short", "long", "on", "whole", "averaged", "layers"]
+Stage = Literal["short", "long", "on", "whole", "layers"]
 # of a fit, at its full length
-PARTS: dict[Stage, float] = {"short": 0.15, "long": 1.0, "on": 0.3, "whole": 0.5, "averaged": 0.15, "layers": 0.15}
+PARTS: dict[Stage, float] = {"short": 0.15, "long": 1.0, "on": 0.3, "whole": 0.5, "layers": 0.15}
 FITS: tuple[Stage, ...] = ("long", "on")  # whose ends are compared
-MEASURED: tuple[Stage, ...] = ("whole", "averaged")  # no fits: they take what they take
 RESERVE = 0.15  # part of the budget that the plan leaves: for wider networks, more seeds and single layers
 FEWEST = 2  # seeds: of short runs, and of those that go on
 SHORTEST = 0.1  # of the planned lengths: with shorter runs nothing is learned
@@ -17,7 +16,7 @@ SHORTEST = 0.1  # of the planned lengths: with shorter runs nothing is learned
 
 @dataclass(frozen=True, order=True)
 class Run:
-    """One fit: a network at a width, from scratch by ``seed``, or from the end of the run with the key ``start``; or a measure there."""
+    """One fit: a network at a width, from scratch by ``seed``, or from the end of the run with the key ``start``."""
 
     network: str
     width: float
@@ -25,15 +24,13 @@ class Run:
     stage: Stage
     start: str = ""
     left: tuple[str, ...] = ()  # layers without the paths that break the symmetry
-    over: str = ""  # the group that its outputs are averaged over
 
     @property
     def key(self) -> str:
         """A name that no other run has, and that a file can have."""
         plain = "".join(c if c.isalnum() or c in "+-." else "_" for c in self.network)
         left = f"-{zlib.crc32(' '.join(self.left).encode()):08x}" if self.left else ""
-        over = f"-{self.over}" if self.over else ""
-        return f"{plain}~{self.width:g}~{self.seed}~{self.stage}{left}{over}" + (f"~~{self.start}" if self.start else "")
+        return f"{plain}~{self.width:g}~{self.seed}~{self.stage}{left}" + (f"~~{self.start}" if self.start else "")
 
 
 @dataclass(frozen=True)
@@ -79,16 +76,16 @@ class Plan:
     paced: dict[Stage, float] = field(default_factory=dict)  # parts that the time left decided on (``deadline``)
 
     def part(self, stage: Stage) -> float:
-        """Of the length of a fit."""
-        if stage in MEASURED:
+        """Of the length of a fit; whole evidence takes what it takes."""
+        if stage == "whole":
             return PARTS[stage]
         if stage in self.paced:
             return self.paced[stage]
         return (self.scale if stage == "short" or self.stretched is None else self.stretched) * PARTS[stage]
 
-    def stretch(self, spent: float, fits: float, measured: float) -> None:
-        """Make runs longer by what short ones have left of the budget, if ``fits`` and what is ``measured`` are all that is sure."""
-        left = (1 - RESERVE) * self.budget - spent - measured
+    def stretch(self, spent: float, fits: float, whole: float) -> None:
+        """Make runs longer by what short ones have left of the budget, if ``fits`` and ``whole`` are all that is still sure to be made."""
+        left = (1 - RESERVE) * self.budget - spent - whole
         self.stretched = max(self.scale, min(1.0, self.scale * left / fits))
 
 
@@ -104,10 +101,10 @@ def planned(
         raise ValueError(f"seeds must be at least {FEWEST}, got {seeds}: the spread between seeds is the error of the answer")
     networks = tuple(dict.fromkeys([n for q in questions for n in q.networks] + list(others)))
     plan = Plan(networks, tuple(widths), seeds, budget)
-    fits, measured = sure_cost(plan, questions, cost)
-    left = (1 - RESERVE) * budget - measured
+    fits, whole = sure_cost(plan, questions, cost)
+    left = (1 - RESERVE) * budget - whole
     if left < SHORTEST * fits:
-        least = (SHORTEST * fits + measured) / (1 - RESERVE)
+        least = (SHORTEST * fits + whole) / (1 - RESERVE)
         raise ValueError(
             f"a budget of {budget:g} fits is too small for {len(networks)} networks, {len(widths)} widths and {seeds} seeds: give "
             f"{least:.1f} at least, or ask for fewer symmetries"
@@ -116,15 +113,15 @@ def planned(
 
 
 def sure_cost(plan: Plan, questions: Sequence[Question], cost: Cost) -> tuple[float, float]:
-    """What fits, and what is measured, take at most, without what is wider than the first widths, and without more seeds."""
+    """What fits, and what whole evidence takes at most, without what is wider than the first widths, and without more seeds."""
     worst = {network: max(plan.widths, key=lambda width: cost(network, width)) for network in plan.networks}
     short = sum(cost(network, width) for network in plan.networks for width in plan.widths) * FEWEST * plan.part("short")
-    fits, measured = after_short(plan, questions, worst, cost)
-    return short + fits, measured
+    fits, whole = after_short(plan, questions, worst, cost)
+    return short + fits, whole
 
 
 def after_short(plan: Plan, questions: Sequence[Question], widths: Mapping[str, float], cost: Cost) -> tuple[float, float]:
-    """What long runs and those that go on from them take, and what is measured at their ends, at these widths of the networks."""
+    """What long runs and those that go on from them take, and whole evidence, at these widths of the networks."""
     now = {network: cost(network, width) for network, width in widths.items()}
     on = sum(now[network] for network in plan.networks if network not in exchanged(questions))
     for q in questions:  # both at the width of either
@@ -132,8 +129,7 @@ def after_short(plan: Plan, questions: Sequence[Question], widths: Mapping[str, 
     long = plan.seeds * sum(now.values()) * plan.part("long")
     widest = {n: max([widths[n], *(widths[o] for q in questions for o in _both(q) if n in _both(q))]) for n in plan.networks}
     whole = sum(cost(network, width) for network, width in widest.items()) * plan.part("whole")
-    averaged = plan.seeds * sum(cost(q.untied, widest[q.untied]) for q in questions) * plan.part("averaged")
-    return long + FEWEST * on * plan.part("on"), whole + averaged
+    return long + FEWEST * on * plan.part("on"), whole
 
 
 def _both(question: Question) -> tuple[str, str]:

@@ -22,9 +22,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from autosym.answer import symmetrising
 from autosym.answer.hypotheses import Networks, breaking
-from autosym.answer.plans import MEASURED, Outcome, Plan, Run
+from autosym.answer.plans import Outcome, Plan, Run
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
 from autosym.bayes.priors import Prior
@@ -244,8 +243,8 @@ class Fitter:
     def _made(self, run: Run) -> tuple[Outcome, End | None]:
         begun = time.perf_counter()
         try:
-            if run.stage in MEASURED:
-                found, end = self._whole(run) if run.stage == "whole" else self._averaged(run), None
+            if run.stage == "whole":
+                found, end = self._whole(run), None
             else:
                 fitted = self._fit(run)
                 found, end = _outcome(fitted), None if run.stage == "short" else end_of(fitted)  # from which nothing goes on
@@ -297,14 +296,6 @@ class Fitter:
         doubt, truncation = found.evidence.standard_error or 0.0, found.estimate.truncation
         value = float(found.evidence.log_evidence.detach()) + truncation / 2  # which may be missing, anything from 0 on
         return Outcome(value, math.hypot(doubt, truncation / math.sqrt(12)), more=_known(found) | {"how": found.estimate.how})
-
-    def _averaged(self, run: Run) -> Outcome:
-        """The evidence of the network averaged over a group, with the weights it ended with, and what that gains."""
-        fitted = self.fitted(run.start)
-        if failed := possible.failure(fitted.estimate, fitted.prior):
-            return _unusable(failed)
-        found = symmetrising.opinion(run.over, run.network, fitted, self.data, PART)
-        return Outcome(_outcome(fitted).log_evidence + found.evidence, more={"gain": found.evidence})
 
     def refined(self, fitted: Fit) -> Fit:
         """With the evidence of the whole network, for a part of the work of a fit."""

@@ -4,7 +4,6 @@
     long     every network at its best width, by all seeds (by one if the network is hopeless)
     on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
     whole    the evidence of the whole network at the best end of each: margins are between these
-    averaged what networks without a tie gain by being averaged over its group, one of each seed
     more     another seed for questions that are undecided, while there is budget
     layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
 
@@ -44,7 +43,6 @@ class Finding:
     why: str = ""
     tried: Mapping[str, float] = field(default_factory=dict)  # what a larger network, or longer runs, gained, in nats
     pairs: Margin | None = None  # what the relaxed network gained, in the mean, over the strict one from the same end
-    averaging: Margin | None = None  # what networks without the tie gained, in the mean, by being averaged over the group
     stuck: bool = False  # a no, but that the network that keeps the symmetry has learned nothing: it may be stuck
 
 
@@ -95,7 +93,6 @@ class Search:
         alone = [self._on(run, run.network) for n in plan.networks if n not in paired for run in self._ends(n)]
         self._go([run for question in self.questions for run in self._pairs(question)] + alone)
         self._take_whole(plan.networks)
-        self._average()
         self._more()
         for question, finding in zip(self.questions, self.findings(), strict=True):
             if finding.judgement == "no":
@@ -150,18 +147,6 @@ class Search:
         ends = [max(self._of(network, *FITS), key=self._value) for network in networks]
         self._go(Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end)))
 
-    def _average(self) -> None:
-        """The best end of each seed without the tie, averaged over the group, unless breaking decides already."""
-        for question, finding in zip(self.questions, self.findings(), strict=True):
-            ends: dict[int, Run] = {}
-            for run in sorted(self._of(question.untied, *FITS), key=self._value):
-                ends[run.seed] = run
-            alive = [run for run in ends.values() if not self._is_nothing(self._value(run))]
-            runs = [Run(end.network, end.width, end.seed, "averaged", end.key, over=question.symmetry) for end in alive]
-            if finding.judgement != "no" and self.spent + sum(map(self._price, runs)) <= self.plan.budget:
-                self.tell(f"averages over {question.symmetry}")
-                self._go(runs)
-
     def _more(self) -> None:
         """Another seed for what is undecided, as long as the budget lasts."""
         seed = self.plan.seeds
@@ -170,15 +155,13 @@ class Search:
             asked = [q for q in self.questions if q.symmetry in open_yet]
             networks = list(dict.fromkeys(n for q in asked for n in q.networks))
             long = [Run(network, self.width(network), seed, "long") for network in networks]
-            parts: dict[Stage, int] = {"long": 1, "on": 2, "whole": 1, "averaged": len(asked)}
-            each = sum(count * self.plan.part(stage) for stage, count in parts.items())
+            each = self.plan.part("long") + 2 * self.plan.part("on") + self.plan.part("whole")
             if not long or self.spent + sum(each * self.cost(run.network, run.width) for run in long) > self.plan.budget:
                 return
             self.tell(f"another seed for {', '.join(open_yet)}")
             self._go(long)
             self._go(run for question in asked for run in self._pairs(question))
             self._take_whole(networks)
-            self._average()
             seed += 1
 
     def _price_layers(self, question: Question) -> None:
@@ -302,19 +285,6 @@ class Search:
                 found.append(self._value(other) - self._value(run))
         return found
 
-    def averaging(self, question: Question) -> Margin | None:
-        """What networks without the tie gain by being averaged over the group, in the mean over seeds.
-
-        Its error is by the spread of these gains, or by that of the evidence of all networks, which is larger but known from more runs.
-        """
-        runs = [run for run in self._of(question.untied, "averaged") if run.over == question.symmetry]
-        gains = list({run.seed: self.outcomes[run].more["gain"] for run in runs if math.isfinite(self._value(run))}.values())
-        if not gains:
-            return None
-        between, freedom = self.spread()
-        pooled = Margin(sum(gains) / len(gains), between / math.sqrt(len(gains)), max(freedom, 1))
-        return min((one for one in (margins.mean(gains), pooled) if one), key=lambda one: one.bound)
-
     def _finding(self, question: Question) -> Finding:
         strict, untied = (margins.best(self.values(network)) for network in (question.strict, question.untied))
         chance, freedom = self.between(question.strict, question.untied)
@@ -326,10 +296,10 @@ class Search:
         ]
         for network in dict.fromkeys((question.untied, *question.breaking)):
             ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
-        pairs, averaging = margins.mean(self.gains(question)), self.averaging(question)
+        pairs = margins.mean(self.gains(question))
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
-        judgement = margins.judge(ways, tie, pairs, moved, weak, averaging)
+        judgement = margins.judge(ways, tie, pairs, moved, weak)
         breaking = margins.telling(ways, judgement, pairs, moved)
         breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
@@ -337,7 +307,7 @@ class Search:
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
-        why = notes.why(ways, tie, pairs, moved, weak, shifts, averaging) if judgement == "undecided" else ""
+        why = notes.why(ways, tie, pairs, moved, weak, shifts) if judgement == "undecided" else ""
         stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
         if stuck:
             judgement, why = (
@@ -357,7 +327,7 @@ class Search:
                 "undecided",
                 "the network that keeps the symmetry still gains by being wider, as much as breaking gains",
             )
-        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs, averaging, stuck)
+        return Finding(question.symmetry, judgement, breaking, tie, best, why, tried, pairs, stuck)
 
     def between(self, one: str, other: str) -> tuple[float, int]:
         """What chance makes of the difference of the best ends of two networks that were trained apart.

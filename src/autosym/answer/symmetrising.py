@@ -4,7 +4,8 @@
 
 If the symmetry is there, averaging takes away what is noise, and the log-likelihood and the evidence of f_G are not below those of f. If it
 is not, averaging takes away what the network knows. The answer is about the network at hand: where labels keep a symmetry but a network
-never saw moved images, averaging loses too. So a loss alone is no proof against a symmetry; a gain is one for it.
+never saw moved images, averaging loses too. So a loss alone is no proof against a symmetry. Nor is a gain of evidence one for it: the
+Kronecker factors of an average are those of mean inputs, and its evidence comes out too large (docs/lab/findings.md). It may contradict.
 """
 
 import math

@@ -9,7 +9,6 @@ from autosym.report import page
 from autosym.report.findings import finite
 from autosym.report.writing import write_text
 
-MARGINS = ("breaking", "tie", "averaging")
 SPOKEN = {
     "translations": "shifts",
     "c2": "half turns",
@@ -64,7 +63,7 @@ def view(contents: Mapping[str, Any]) -> dict[str, Any]:
         "title": contents.get("title") or "Which symmetries do these data have?",
         "headline": headline(verdicts),
         "verdicts": [
-            v | {"name": spoken(v["symmetry"])} | {f"{key}_text": nats(v[key]) for key in MARGINS if v.get(key)}
+            v | {"name": spoken(v["symmetry"]), "breaking_text": nats(v["breaking"]), "tie_text": nats(v["tie"])}
             for v in verdicts
         ],
         "figures": figures(contents),
