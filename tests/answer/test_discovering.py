@@ -148,7 +148,7 @@ def finding(judgement):
 
 
 @pytest.mark.parametrize(
-    ("judgement", "evidence", "ahead", "expected"),
+    ("judgement", "gained", "ahead", "expected"),
     [
         ("no", 20.0, 500.0, "keeps it is as good"),  # averaged it is no worse: nothing is broken
         ("no", -1e-3, 500.0, "keeps it is as good"),  # what it loses is rounding
@@ -159,8 +159,8 @@ def finding(judgement):
         ("undecided", 20.0, 500.0, ""),
     ],
 )
-def test_a_second_opinion_that_contradicts_leaves_it_undecided(judgement, evidence, ahead, expected):
-    opinion = Opinion("c4", "conv", 4, Gain(evidence, abs(evidence) / 9), evidence)
+def test_a_second_opinion_that_contradicts_leaves_it_undecided(judgement, gained, ahead, expected):
+    opinion = Opinion("c4", "conv", 4, Gain(gained, abs(gained) / 9))
     said = discovering.contradicted(finding(judgement), opinion, Margin(ahead, 30, 3))
     assert expected in said
     assert bool(said) == bool(expected)
@@ -200,7 +200,7 @@ def test_an_answer_is_saved_and_loaded(answer, data, tmp_path):
 def test_an_answer_without_an_error_is_the_same_when_loaded(tmp_path):
     """A seed of each kind has no spread, and paths without which a network fails have no finite worth."""
     open_yet = (Margin(5.0, math.inf, 1), Margin(-math.inf, math.inf, 1))
-    opinion = Opinion("c4", "conv", 4, Gain(3.0, math.inf), -1.0)
+    opinion = Opinion("c4", "conv", 4, Gain(3.0, math.inf))
     verdict = Verdict("c4", "undecided", *open_yet, "why", {}, opinion, (LayerAnswer("conv1", math.inf, True),))
     recipe = {"name": None, "in_shape": [1, 4, 4], "dtype": "float32"}
     answer = Answer((verdict,), (Candidate("conv", 1, 0, -10.0, 1.0, 3),), 10, 1.0, 1.0, (), recipe)
@@ -295,7 +295,7 @@ def test_data_that_are_not_a_batch_with_targets_are_refused(data, change, messag
 )
 def test_a_network_that_can_only_guess_is_not_stuck_if_averaging_is_worse_than_guessing(likelihood, lost, expected):
     guessing = 240 * math.log(4)
-    opinion = Opinion("c4", "conv", 4, Gain(lost, 20.0), lost)
+    opinion = Opinion("c4", "conv", 4, Gain(lost, 20.0))
     assert discovering.mistaken(lambda value: 1 + value / guessing, likelihood, opinion) is expected
 
 
@@ -321,7 +321,7 @@ def test_digits_in_quadrants(samples, quadrant, expected):
     (verdict,) = answer.verdicts
     assert verdict.judgement == expected, str(answer)
     assert answer.cost <= 6
-    assert (verdict.opinion.evidence < 0) == quadrant
+    assert verdict.opinion.training.loses == quadrant
     assert bool([layer for layer in verdict.layers if layer.breaks]) == (expected == "no")
     assert bool(verdict.advice) == (expected == "undecided")
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -324,3 +325,33 @@ def test_a_loader_that_shows_less_is_refused_or_counted(loader, reason):
 def test_the_package_offers_its_names():
     assert all(hasattr(autosym, name) for name in autosym.__all__)
     assert autosym.log_evidence is log_evidence
+
+
+@pytest.mark.parametrize("sigma_noise", [0.003, 0.1, 2.0])
+@pytest.mark.parametrize("width", [2, 16])
+def test_closed_form_steps_with_noise_climb_to_what_gradients_find(sigma_noise, width):
+    """Full steps swung between two ends, or settled hundreds of nats below: less noise means more effective parameters, and back."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 8).double()
+    y = (x[:, :1] * x[:, 1:2]).tanh() + 0.05 * torch.randn(60, 1).double()
+    net = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)).double()
+    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(200):
+        optimiser.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimiser.step()
+
+    at = laplace.at(net, (x, y), autosym.Gaussian(sigma_noise))
+    prior = autosym.Prior(at.names)
+    values = [float(at(prior).log_evidence.detach())]
+    for _ in range(100):
+        at.mackay(prior)
+        values.append(float(at(prior).log_evidence.detach()))
+    assert all(after >= before for before, after in itertools.pairwise(values))
+    assert values[20] > values[-1] - 1, "few steps are enough"
+    optimiser = torch.optim.Adam([*prior.parameters(), at.likelihood.log_variance], 0.02)
+    for _ in range(500):
+        optimiser.zero_grad()
+        (-at(prior).log_evidence).backward()
+        optimiser.step()
+    assert float(at(prior).log_evidence.detach()) == pytest.approx(values[-1], abs=0.05)

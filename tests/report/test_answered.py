@@ -19,7 +19,7 @@ EVIL = "<script>document.title = 'taken'</script>"
 
 
 def verdict(symmetry, judgement, **changes):
-    opinion = Opinion(symmetry, "conv of width 2", 4, Gain(-12.0, 3.0), -30.5, Gain(2.0, 1.0))
+    opinion = Opinion(symmetry, "conv of width 2", 4, Gain(-30.5, 3.0), Gain(2.0, 1.0))
     made = {"breaking": Margin(2.4, 6.0, 3), "tie": Margin(803.0, 60.0, 3), "opinion": opinion}
     return Verdict(symmetry, judgement, **(made | changes))
 

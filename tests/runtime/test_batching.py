@@ -1,8 +1,10 @@
 """Batches of training: the order, what is checked and when, and augmentation by a generator of its own."""
 
 import math
+import zlib
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -344,3 +346,12 @@ def test_a_loader_that_shows_every_process_its_part_takes_the_batches_of_all_tog
     sharded = DataLoader(dataset, 3, sampler=DistributedSampler(dataset, 2, 0))
     for data, parts, together in ((sharded, 1, 3), (sharded, 2, 6), (dataset, 2, 8)):
         assert Stream(data, 8, mlp(5, 4, 3), lambda y: None, seed=0, parts=parts).together == together
+
+
+def test_bytes_are_those_of_the_numbers_whatever_the_strides():
+    """``y[:, None]`` of numpy has a stride of 0, which torch calls contiguous and cannot view as bytes."""
+    y = np.arange(6, dtype=np.float32)
+    for tensor in (torch.as_tensor(y[:, None]), torch.as_tensor(y)[:, None], torch.arange(6.0).reshape(2, 3).mT.reshape(6, 1)):
+        assert bytes(batching.raw(tensor)) == np.ascontiguousarray(tensor.numpy()).tobytes()
+    assert batching.checksum((torch.as_tensor(y[:, None]), torch.as_tensor(y[:, None]))) == zlib.crc32(y.tobytes() * 2)
+    assert bytes(batching.raw(torch.tensor(2.5))) == np.float32(2.5).tobytes()

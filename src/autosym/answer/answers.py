@@ -243,7 +243,7 @@ def _unpacked(state: Mapping[str, Any]) -> Answer:
         opinion = None
         if (said := v["opinion"]) is not None:
             gains = {name: said[name] and Gain(*(_number(said[name][key]) for key in ("nats", "error"))) for name in GAINS}
-            opinion = Opinion(**(said | gains | {"evidence": _number(said["evidence"], math.nan)}))
+            opinion = Opinion(said["symmetry"], said["of"], said["elements"], **gains)
         verdicts.append(
             Verdict(
                 v["symmetry"],

@@ -24,7 +24,7 @@ from autosym.answer.forecast import Forecast, spoken, told
 from autosym.answer.hypotheses import USUAL, Built, Given, Networks, checked
 from autosym.answer.margins import FEW
 from autosym.answer.plans import FITS, Question, planned, sure_cost
-from autosym.answer.routes import PART, Fitter, Store
+from autosym.answer.routes import Fitter, Store
 from autosym.answer.sampling import MEASURED, Draw
 from autosym.answer.search import Finding, Search
 from autosym.answer.symmetrising import Opinion
@@ -275,7 +275,7 @@ def _verdict(
         with processes.alone():
             fit = fitter.fitted(best.start)
             name = f"{best.network} of width {best.width:g}"
-            opinion = symmetrising.opinion(question.symmetry, name, fit, fitter.data, PART, held_out)
+            opinion = symmetrising.opinion(question.symmetry, name, fit, fitter.data, held_out)
         its, strict = (margins.best(search.values(network)) for network in (best.network, question.strict))
         ahead = margins.margin(its, strict, *search.between(best.network, question.strict))
         if contradiction := contradicted(finding, opinion, ahead):
@@ -293,7 +293,7 @@ def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> s
     """Why a second opinion contradicts a finding, or nothing. ``ahead`` is what its network has more than the strict one."""
     if finding.judgement == "no" and opinion.supports:
         return f"breaking it gains {finding.breaking}, but {opinion}: a network that keeps it is as good"
-    lost = -opinion.evidence > max(ahead.bound, FEW)
+    lost = opinion.training.loses and -opinion.training.nats > max(ahead.bound, FEW)
     if finding.judgement == "yes" and ahead.counts and ahead.nats > FEW and lost:
         return (
             f"among networks of its kind it holds, but {opinion.of} has {ahead} more than the best that keeps it, and {opinion}"

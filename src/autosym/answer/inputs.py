@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autosym.answer.hypotheses import Built, Given, seeded
 from autosym.bayes.likelihoods import Likelihood
 from autosym.curvature import input_shapes
-from autosym.runtime.batching import Data, batches, checksum, is_sharded, size_of, targets_of, to_model
+from autosym.runtime.batching import Data, batches, checksum, is_sharded, raw, size_of, targets_of, to_model
 from autosym.training.schedule import Schedule
 
 OPTIONS = ("augment", "memory", "capture", "deterministic")  # of ``fit``, beside the fields of a schedule
@@ -119,7 +119,7 @@ def known(model: Any, data: Data, recipe: Mapping[str, Any]) -> dict[str, Any]:
         made = model if isinstance(model, nn.Module) else None if isinstance(model, str) else model(1)
     given = 0 if made is None else zlib.crc32(repr(made).encode())
     for tensor in () if made is None else made.state_dict().values():
-        given = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), given)
+        given = zlib.crc32(raw(tensor), given)
     return {"data": _sum_of(data), "model": given, "recipe": {key: repr(value) for key, value in recipe.items()}}
 
 

@@ -294,7 +294,7 @@ class Fitter:
         found = self.refined(fitted)
         assert isinstance(found.estimate, Whole)
         doubt, truncation = found.evidence.standard_error or 0.0, found.estimate.truncation
-        value = float(found.evidence.log_evidence.detach()) + truncation / 2  # which may be missing, anything from 0 on
+        value = _more(found, truncation / 2)  # which may be missing, anything from 0 on
         return Outcome(value, math.hypot(doubt, truncation / math.sqrt(12)), more=_known(found) | {"how": found.estimate.how})
 
     def refined(self, fitted: Fit) -> Fit:
@@ -325,8 +325,16 @@ def _outcome(fitted: Fit) -> Outcome:
     at = fitted.laplace
     assert isinstance(at, Laplace)
     gamma = float(at.effective_parameters(fitted.prior).detach().sum())
-    value = float(fitted.evidence.log_evidence.detach()) + PART * gamma
-    return Outcome(value, DOUBT * gamma, more=_known(fitted) | {"kronecker": value - PART * gamma, "effective": gamma})
+    kronecker = float(fitted.evidence.log_evidence.detach())
+    return Outcome(
+        _more(fitted, PART * gamma), DOUBT * gamma, more=_known(fitted) | {"kronecker": kronecker, "effective": gamma}
+    )
+
+
+def _more(fitted: Fit, nats: float) -> float:
+    """The log evidence and some ``nats`` more, but not more than is possible."""
+    value = float(fitted.evidence.log_evidence.detach())
+    return max(value, min(value + nats, fitted.evidence.most))
 
 
 def _unusable(failed: Failed) -> Outcome:

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from autosym.runtime.batching import Data, batches, is_sharded
+from autosym.runtime.batching import Data, batches, is_sharded, raw
 from autosym.training.schedule import Schedule
 
 LEAST = (200, 10)  # samples to draw at least: of all, and for each class there is
@@ -85,8 +85,7 @@ class Draw:
 
 
 def _hashes(x: Tensor, y: Tensor) -> list[bytes]:
-    rows = [t.detach().cpu().reshape(len(t), math.prod(t.shape[1:])).contiguous().view(torch.uint8).numpy() for t in (x, y)]
-    return [hashlib.blake2b(a.tobytes() + b.tobytes(), digest_size=16).digest() for a, b in zip(*rows, strict=True)]
+    return [hashlib.blake2b(bytes(raw(a)) + bytes(raw(b)), digest_size=16).digest() for a, b in zip(x, y, strict=True)]
 
 
 def _labels(y: Tensor, classes: int | None) -> list[float]:

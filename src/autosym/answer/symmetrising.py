@@ -2,10 +2,10 @@
 
     f_G(x) = 1/|G| sum_g f(g x)             same weights, same number of parameters; keeps the symmetry exactly
 
-If the symmetry is there, averaging takes away what is noise, and the log-likelihood and the evidence of f_G are not below those of f. If it
-is not, averaging takes away what the network knows. The answer is about the network at hand: where labels keep a symmetry but a network
-never saw moved images, averaging loses too. So a loss alone is no proof against a symmetry. Nor is a gain of evidence one for it: the
-Kronecker factors of an average are those of mean inputs, and its evidence comes out too large (docs/lab/findings.md). It may contradict.
+If the symmetry is there, averaging takes away what is noise, and the log-likelihood of f_G is not far below that of f. If it is not,
+averaging takes away what the network knows. The answer is about the network at hand: where labels keep a symmetry but a network never saw
+moved images, averaging loses too. So a loss alone is no proof against a symmetry, nor a gain one for it: it may contradict, no more. Of the
+evidence nothing is said: Kronecker factors of an average are those of mean inputs, and off by hundreds of nats (docs/lab/findings.md).
 """
 
 import math
@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from autosym.answer.margins import LEAST
 from autosym.bayes.likelihoods import Likelihood
-from autosym.bayes.priors import Prior
 from autosym.curvature.passes import Pass
-from autosym.evidence import laplace
 from autosym.linear.groups import GROUPS, Group
 from autosym.nn.symmetrised import Symmetrised
 from autosym.runtime.batching import Data
@@ -54,39 +52,33 @@ class Gain:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What averaging the network ``of`` over ``elements`` of a group does to its likelihood, and to its evidence."""
+    """What averaging the network ``of`` over ``elements`` of a group does to its log-likelihood."""
 
     symmetry: str
     of: str
     elements: int
     training: Gain
-    evidence: float
     held_out: Gain | None = None
 
     @property
     def supports(self) -> bool:
         """Whether nothing is lost by averaging."""
-        return self.evidence > -LEAST and not self.training.loses and not (self.held_out and self.held_out.loses)
+        return not self.training.loses and not (self.held_out and self.held_out.loses)
 
     def __str__(self) -> str:
-        held = "" if self.held_out is None else f", {self.held_out.nats:+.0f} held out"
-        likelihood = f"{self.training.nats:+.0f} of likelihood{held}"
-        return f"averaged over {self.symmetry}, {self.of} has {self.evidence:+.0f} nats of evidence ({likelihood})"
+        held = "" if self.held_out is None else f" ({self.held_out.nats:+.0f} held out)"
+        return f"averaged over {self.symmetry}, {self.of} has {self.training.nats:+.0f} nats of log-likelihood{held}"
 
 
-def opinion(symmetry: str, of: str, fitted: Fit, data: Data, part: float, held_out: Data | None = None) -> Opinion:
-    """The second opinion by a fit of a network that does not keep the symmetry. ``part`` of gamma corrects Kronecker evidence."""
+def opinion(symmetry: str, of: str, fitted: Fit, data: Data, held_out: Data | None = None) -> Opinion:
+    """The second opinion by a fit of a network that does not keep the symmetry."""
     with torch.no_grad():
         x = next(iter(Pass(fitted.model, data, fitted.likelihood, 1)))[0]
     group = group_of(symmetry, (x.shape[-2], x.shape[-1]))
     averaged = Symmetrised(fitted.model, Moves(group))  # type: ignore[arg-type]
-    before = _value(fitted.laplace, fitted.prior, part)
-    at = laplace.at(averaged, data, fitted.likelihood)
-    prior = Prior(at.names, {f"model.{name}": value for name, value in fitted.prior.precision().items()})
-    evidence = _value(at, prior, part) - before
     gains = [None if d is None else gain(fitted.model, averaged, d, fitted.likelihood) for d in (data, held_out)]
     assert gains[0] is not None
-    return Opinion(symmetry, of, len(group), gains[0], evidence, gains[1])
+    return Opinion(symmetry, of, len(group), gains[0], gains[1])
 
 
 def group_of(symmetry: str, size: tuple[int, int]) -> Group:
@@ -110,8 +102,3 @@ def gain(model: nn.Module, averaged: nn.Module, data: Data, likelihood: Likeliho
             gains.append(losses[0] - losses[1])
     each = torch.tensor(gains, dtype=torch.float64) * float(likelihood.scale().detach())
     return Gain(float(each.sum()), float(each.std() * math.sqrt(len(each))) if len(each) > 1 else math.inf)
-
-
-def _value(at: laplace.Laplace, prior: Prior, part: float) -> float:
-    with torch.no_grad():
-        return float(at(prior).log_evidence) + part * float(at.effective_parameters(prior).sum())

@@ -71,10 +71,7 @@ class Kernel:
 
     def mackay(self, prior: Prior, damping: float = 1.0, trust: float = math.inf) -> None:
         """The closed-form step for precisions and noise, in place (see ``Laplace.mackay``)."""
-        count = self.samples * self.outputs
-        with torch.no_grad():
-            gamma = self.effective_parameters(prior)
-            closed_form_step(prior, self.likelihood, gamma, self.square_norms, self.statistic, count, damping, trust)
+        closed_form_step(self, prior, self.statistic, damping, trust)
 
     def _roots(self, prior: Prior) -> Tensor:
         if prior.names != self.names:

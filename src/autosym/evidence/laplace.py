@@ -9,7 +9,7 @@ differentiable function of every prior precision and of the noise.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from autosym.runtime import processes
 from autosym.runtime.batching import Data
 
 LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e12))  # closed-form steps stay inside: a path at 1e12 is gone
+HALVINGS = 12  # of a closed-form step, at most, until the evidence does not fall
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,9 @@ class Laplace:
         """MacKay's closed form, delta <- gamma / |w|^2 and sigma^2 <- SSE / (N D - gamma), in place.
 
         It holds at a mode only, so a step goes the fraction ``damping`` of the way in log space, at most ``trust`` nats. The
-        precision of a path is left unchanged if its weights or its gamma are zero.
+        precision of a path is left unchanged if its weights or its gamma are zero. If noise is learned, the evidence does not fall.
         """
-        with torch.no_grad():
-            gamma, count = self.effective_parameters(prior), self.samples * self.outputs
-            closed_form_step(prior, self.likelihood, gamma, self.square_norms, self.curvature.statistic, count, damping, trust)
+        closed_form_step(self, prior, self.curvature.statistic, damping, trust)
 
     def with_scales(self, prior: Prior, iterations: int = 3) -> "Laplace":
         """EM steps for the scales of a Student-t prior, in place; returns the evidence with the new scales.
@@ -134,25 +133,54 @@ class Laplace:
             raise ValueError(f"this prior is over {prior.names}, the evidence over {self.names}: use Prior(evidence.names)")
 
 
-def closed_form_step(
-    prior: Prior,
-    likelihood: Likelihood,
-    gamma: Tensor,
-    square_norms: Tensor,
-    statistic: Tensor,
-    count: int,
-    damping: float,
-    trust: float,
-) -> None:
+class Estimate(Protocol):
+    """What a closed-form step needs to know of an estimator of evidence."""
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def square_norms(self) -> Tensor: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    def __call__(self, prior: Prior) -> Evidence: ...
+
+    def effective_parameters(self, prior: Prior) -> Tensor: ...
+
+
+@torch.no_grad()
+def closed_form_step(estimate: Estimate, prior: Prior, statistic: Tensor, damping: float, trust: float) -> None:
     """delta <- gamma / |w|^2 and sigma^2 <- SSE / (count - gamma), damped and within a trust region, in place.
 
-    It serves any estimator.
+    Less noise means more effective parameters, and these ask for more noise: where they are nearly as many as the data, full steps
+    swing from one end to the other. Each part of a step goes uphill (d log Z / d log delta = (gamma - delta |w|^2) / 2, d log Z / d log
+    sigma^2 = (SSE / sigma^2 - count + gamma) / 2), so where noise is learned it is halved until the evidence does not fall. Kronecker
+    factors may count more effective parameters than data. The noise then takes the step of EM, sigma^2 <- (SSE + gamma sigma^2) / count.
     """
+    gamma, square_norms, likelihood = estimate.effective_parameters(prior), estimate.square_norms, estimate.likelihood
     known = (gamma > 0) & (square_norms > 0)
     target = (gamma / square_norms.where(known, 1)).where(known, 1).log().where(known, prior.log_precision)
-    step = (damping * (target - prior.log_precision)).clamp(-trust, trust)
-    prior.log_precision.add_(step).clamp_(*LOG_PRECISION_RANGE)
-    likelihood.update(statistic, (count - gamma.sum()).clamp_min(1), damping, trust)
+    count, effective = estimate.samples * estimate.outputs, float(gamma.sum())
+    left = count - effective
+    if left < 1:
+        left = count / (1 + effective / max(float(statistic * likelihood.scale()), torch.finfo(torch.float64).tiny))
+    begun = prior.log_precision.clone()
+    noise = {name: tensor.clone() for name, tensor in likelihood.hyperparameters().items()}
+    before = float(estimate(prior).log_evidence) if noise else -math.inf
+    for part in (0.5**halvings for halvings in range(HALVINGS)):
+        step = (part * damping * (target - begun)).clamp(-part * trust, part * trust)
+        prior.log_precision.copy_((begun + step).clamp_(*LOG_PRECISION_RANGE))
+        likelihood.update(statistic, left, part * damping, part * trust)
+        if not noise or math.isnan(before) or float(estimate(prior).log_evidence) >= before:
+            return
+        for name, tensor in likelihood.hyperparameters().items():
+            tensor.copy_(noise[name])
+    prior.log_precision.copy_(begun)
 
 
 def at(model: nn.Module, data: Data, likelihood: str | Likelihood = "categorical", **options: Any) -> Laplace:

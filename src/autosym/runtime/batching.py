@@ -188,8 +188,13 @@ def checksum(data: Data) -> int | None:
     tensors = data if is_pair(data) else data.tensors if type(data) is TensorDataset else ()
     found = 0
     for tensor in tensors:
-        found = zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data, found)
+        found = zlib.crc32(raw(tensor), found)
     return found if tensors else None
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, in order. Its strides may be any: ``contiguous`` alone leaves those of axes of length 1."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 Augment = Callable[[Tensor, Generator], Tensor]

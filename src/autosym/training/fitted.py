@@ -30,7 +30,7 @@ from autosym.evidence.whole import PRODUCTS, How, Whole
 from autosym.nn.rebuilding import rebuilt
 from autosym.nn.symmetrised import transformations
 from autosym.runtime import files, processes
-from autosym.runtime.batching import Data, check_module
+from autosym.runtime.batching import Data, check_module, raw
 from autosym.runtime.records import pack, unpack
 from autosym.training import checkpoint
 from autosym.training.forecasting import Forecast
@@ -365,8 +365,7 @@ def _checksum(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> int:
     """Of all numbers and names of a file."""
     found = zlib.crc32(json.dumps(state, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        found = zlib.crc32(content, zlib.crc32(name.encode(), found))
+        found = zlib.crc32(raw(tensor), zlib.crc32(name.encode(), found))
     return found
 
 
