@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -209,6 +210,12 @@ def test_an_answer_without_an_error_is_the_same_when_loaded(tmp_path):
     assert again == answer
     assert str(again) == str(answer)
     assert again.as_dict() == answer.as_dict()
+
+
+def test_more_seeds_are_no_advice_where_none_learned_anything():
+    verdict = Verdict("c4", "undecided", Margin(0.0, math.inf, 1), Margin(0.0, math.inf, 1), "why")
+    assert verdict.advice == ("more samples, more epochs, or a larger network: seeds that learn nothing tell nothing",)
+    assert replace(verdict, left_out="some").advice == ("more minutes, in another folder: more samples are used then",)
 
 
 def test_undecided_says_what_would_decide():

@@ -10,11 +10,13 @@ from autosym.answer.inputs import looked_at
 
 def test_only_what_is_worth_saying_is_said():
     assert notes.late(64.0, 1.0) == notes.late(1e9, None) == notes.few(200) == notes.idle(0, 30) == notes.unpriced([]) == []
-    assert notes.late(295.0, 3.0) == ["it took 5 min, longer than the 3 min that were given"]
+    assert notes.late(295.0, 3.0) == ["it took 4.9 min, longer than the 3 that were given"]
     assert notes.few(20)[0].startswith("20 samples are few")
     assert "c4 and c2" in notes.unpriced(["c4", "c2"])[0]
-    assert notes.shortened(100, 100, "budget") == []
-    assert notes.shortened(55.0, 400, "minutes")[0].startswith("long runs had 14% of 400 epochs, to stay within the minutes")
+    assert notes.shortened(100, 100, False) == []
+    (said,) = notes.shortened(55.0, 400, True)
+    assert said == "long runs had 14% of 400 epochs, to stay within the minutes: more minutes allow more"
+    assert notes.shortened(55.0, 400, False)[0].endswith("within the budget: a larger budget allows more")
 
 
 @pytest.mark.parametrize("targets", [torch.zeros(9, dtype=torch.long), torch.full((9, 2), 1.5)])

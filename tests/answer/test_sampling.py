@@ -114,7 +114,7 @@ def test_a_search_of_some_samples_says_so_and_goes_on_with_the_same(kind, tmp_pa
     assert any(note.startswith("24 of 90 samples were used") for note in answer.notes)
     (verdict,) = answer.verdicts
     assert verdict.judgement == "undecided"
-    assert verdict.advice[-1] == "more minutes, or none: all samples are used then"
+    assert verdict.advice[-1] == "more minutes, in another folder: more samples are used then"
     answer.save(tmp_path / "answer")
     assert Answer.load(tmp_path / "answer").as_dict() == answer.as_dict()
 

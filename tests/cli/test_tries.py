@@ -111,7 +111,7 @@ def test_a_run_that_collapsed_is_followed_by_one_that_did_not(capsys, tmp_path, 
     result = of(capsys, npz, "--epochs", "40", "--out", tmp_path / "r")
     assert [(one["log_evidence"] is None, one["kept"]) for one in result["tries"]] == [(True, False), (False, True)]
     assert result["notes"] == [
-        "nothing was learned with seed 0 at rate 0.05; the network is of seed 1000, which learned something"
+        "nothing was learned with seed 0 at rate 0.05; the network is of seed 1000, the first that is better than guessing"
     ]
     assert not result["headline"].startswith("Nothing")
     assert "as it was so planned" in shown(capsys, "fit", npz, "--out", tmp_path / "s", "--tries", "1", status=1).err

@@ -1,6 +1,7 @@
 """Conserved quantities from trajectories: what is found, what it says of them, and what is refused."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,11 @@ from autosym.noether.conserved import Quadratic
 from autosym.noether.drift import STILL, UNCLEAR, drift_of, judged, motion, noise, noise_of, unexplained
 from autosym.noether.dynamics import symmetrised, velocity
 from autosym.noether.found import EVIDENT, readable, standing_out
-from autosym.noether.known import catalogue, unit, unitary
+from autosym.noether.known import catalogue, coordinates, unit, unitary
 from autosym.noether.regression import Regression, stacked, unstacked
 from autosym.noether.search import _others, _quantity, settled
 from autosym.noether.systems import System, oscillators, pendulum, planar_bodies
-from autosym.noether.trajectories import checked, velocities, warn_of_axes
+from autosym.noether.trajectories import checked, velocities, warn_of_axes, warn_of_order
 
 
 def trajectories(system, count=10, dt=0.1, steps=20, seed=0):
@@ -577,3 +578,21 @@ def test_regular_times_serve_as_a_step():
 def test_what_cannot_be_learned_from_is_refused(x, keys, match):
     with pytest.raises(ValueError, match=match):
         discover(x, 0.1, **keys)
+
+
+def test_columns_in_another_order_are_noticed():
+    x = trajectories(oscillators(2))
+    names = ["q1", "q2", "p1", "p2"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_order(*velocities(x, 0.1), names)
+        for system in (planar_bodies(3), pendulum(), central()):
+            own = coordinates(system.dimension // 2, system.space)
+            warn_of_order(*velocities(trajectories(system), 0.1), own)
+    with pytest.warns(UserWarning, match="dq1/dt follows q2, not p1: columns must be all positions, then all momenta"):
+        warn_of_order(*velocities(x[..., [0, 2, 1, 3]], 0.1), names)
+
+
+def test_springs_along_the_axes_have_energies_with_names():
+    assert {"energy x", "energy y", "energy", "angular momentum"} <= {known.name for known in catalogue(2, 2)}
+    assert "energy" not in {known.name for known in catalogue(6, 2)}, "of three bodies"

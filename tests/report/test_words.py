@@ -44,7 +44,8 @@ def predicates(paths, learned=True, approximate=None):
         ((0.0, 0.0, 0.0), "All 3 layers became translation-equivariant."),
         ((0.02,), "Layer 1 is nearly translation-equivariant."),
         ((0.9, 1.0), "Both layers use position."),
-        ((0.0, None), "Layer 1 became translation-equivariant; layer 2 has a frozen or unused path: the evidence says nothing about it."),
+        ((0.0, None), "Layer 1 became translation-equivariant; "
+         "layer 2 has a path that is frozen or learned nothing: the evidence says nothing about it."),
         ((0.0, 0.02, 0.5, None, 0.6), "Of 5 layers, 1 keeps its symmetry, 1 nearly does, 2 break it, 1 cannot be judged."),
     ],
 )  # fmt: skip

@@ -355,3 +355,8 @@ def test_bytes_are_those_of_the_numbers_whatever_the_strides():
         assert bytes(batching.raw(tensor)) == np.ascontiguousarray(tensor.numpy()).tobytes()
     assert batching.checksum((torch.as_tensor(y[:, None]), torch.as_tensor(y[:, None]))) == zlib.crc32(y.tobytes() * 2)
     assert bytes(batching.raw(torch.tensor(2.5))) == np.float32(2.5).tobytes()
+
+
+def test_what_is_no_tensor_in_a_pair_is_named():
+    with pytest.raises(TypeError, match=r"a pair of tensors, inputs and targets, got \(Tensor, list\): use torch.as_tensor"):
+        next(batches((torch.zeros(3, 2), [0, 1, 1]), 2))

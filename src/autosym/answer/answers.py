@@ -84,7 +84,11 @@ class Verdict:
             if times > 1:
                 found.append(f"about {times:.1f} times as many samples, if margins grow with their number")
         found += [f"{what} (gained {gain:+.0f} nats when tried)" for what, gain in self.tried.items() if gain >= FEW]
-        last = "more minutes, or none: all samples are used then" if self.left_out else "more seeds, by a larger budget"
+        last = "more seeds, by a larger budget"
+        if self.left_out:
+            last = "more minutes, in another folder: more samples are used then"
+        elif math.isinf(self.tie.error):  # no two runs of a network learned something
+            last = "more samples, more epochs, or a larger network: seeds that learn nothing tell nothing"
         return (*found, last)
 
 
@@ -168,8 +172,8 @@ class Answer:
             for v in self.verdicts
             if v.by_moving
         ]
-        cost = f"{self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
-        best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {value} ({cost})"
+        cost = f"the search cost {self.cost:.1f} fits of the largest network, {self.seconds:.0f} s"
+        best = f"best: {self.best.network}, width {self.best.width:g}, log evidence {value}; {cost}"
         return "\n".join([table(rows, "<<>><"), *more, best, *(f"Note: {note}" for note in self.notes)])
 
     def as_dict(self) -> dict[str, Any]:

@@ -140,9 +140,7 @@ def _answer(
     said = (
         *fitter.networks.notes,
         *([left_out] if left_out else []),
-        *notes.shortened(
-            fitter.plan.part("long") * fitter.schedule.epochs, fitter.asked, "minutes and the budget" if minutes else "budget"
-        ),
+        *notes.shortened(fitter.plan.part("long") * fitter.schedule.epochs, fitter.asked, minutes is not None),
         *(notes.idle(*search.idle()) if any(verdict.judgement == "undecided" for verdict in verdicts) else []),
         *notes.unpriced([v.symmetry for v in verdicts if v.judgement == "no" and not v.layers]),
         *notes.few(fitter.samples),

@@ -46,8 +46,8 @@ def looked_at(data: Data, batch_size: int) -> tuple[Tensor, int, int]:
     if first is None or first.dim() != 4:
         shape, mend = ("none", "") if first is None else (tuple(first.shape), f"{_mended(first.shape)}; ")
         raise ValueError(
-            f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset (of sequences: "
-            "relax, fit and simplify)"
+            f"discover takes images (B, C, H, W) with targets, got {shape}: {mend}give a pair of tensors, or a dataset. Of sequences "
+            "(B, C, L) it cannot be asked: relax the network, fit and simplify"
         )
     if len(told) == 1:
         only = ", ".join(f"{number:g}" for number in next(iter(told))[:4])

@@ -4,16 +4,18 @@ import math
 from collections.abc import Sequence
 
 from autosym.answer import margins, sampling
-from autosym.answer.forecast import spoken
 from autosym.answer.margins import Margin
 
 LATE = 1.1  # times the minutes that were given: what takes longer is said
 
 
-def shortened(epochs: float, asked: int, limit: str) -> list[str]:
+def shortened(epochs: float, asked: int, in_time: bool) -> list[str]:
     if epochs > 0.99 * asked:
         return []
-    return [f"long runs had {epochs / asked:.0%} of {asked} epochs, to stay within the {limit}: more makes them longer"]
+    more = "more minutes allow more" if in_time else "a larger budget allows more"
+    return [
+        f"long runs had {epochs / asked:.0%} of {asked} epochs, to stay within the {'minutes' if in_time else 'budget'}: {more}"
+    ]
 
 
 def idle(nothing: int, runs: int) -> list[str]:
@@ -34,7 +36,7 @@ def few(samples: int) -> list[str]:
 
 def late(seconds: float, minutes: float | None) -> list[str]:
     late = minutes is not None and seconds > LATE * 60 * minutes
-    return [f"it took {spoken(seconds)}, longer than the {minutes:g} min that were given"] if late else []
+    return [f"it took {seconds / 60:.1f} min, longer than the {minutes:g} that were given"] if late else []
 
 
 def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool) -> str:

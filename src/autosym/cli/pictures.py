@@ -80,8 +80,10 @@ def _read_npz(path: Path, classes: int | None) -> Pictures:
     if labels_shape not in ((shape[0],), (shape[0], 1)):
         raise ValueError(f"{path}: {label_key} {labels_shape} are not one label for each of the {shape[0]} {image_key}")
     if labels_dtype.kind not in "iub":
-        hint = ": store class indices, labels.astype(int)" if labels_dtype.kind == "f" else ": store class indices as integers"
-        raise ValueError(f"{path}: {label_key} are {labels_dtype}, not integers{hint}")
+        hint = "np.unique(labels, return_inverse=True)[1]"
+        if labels_dtype.kind == "f":
+            hint = "labels.astype(int); numbers to predict are asked about in Python, by autosym.fit(model, data, 'gaussian')"
+        raise ValueError(f"{path}: {label_key} are {labels_dtype}, not integers: store class indices, {hint}")
     with _whole(path), np.load(path, allow_pickle=False) as arrays:
         pixels, classes_of = arrays[image_key], arrays[label_key]
     images = _as_floats(path, image_key, pixels)

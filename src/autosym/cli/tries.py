@@ -67,7 +67,7 @@ class Tries:
         found = [f"nothing was learned with seed {failed[0]}"] if len(failed) == 1 else []
         found = found or ([f"nothing was learned with seeds {', '.join(failed)}"] if failed else [])
         if len(self.made) > 1:
-            how = "which has the most evidence" if kept["why"] else "which learned something"
+            how = "which has the most evidence" if kept["why"] else "the first that is better than guessing"
             found = [f"{found[0]}; the network is of seed {kept['seed']}, {how}"]
         if kept["why"] and self.simplified:
             found.append("no path was left out, as nothing was learned")

@@ -39,12 +39,19 @@ def total(name: str, parts: Sequence[Known]) -> Known:
 def catalogue(count: int, space: int = 1) -> list[Known]:
     """What ``count`` coordinates may conserve as bodies in ``space`` dimensions; with space = 1, also each coordinate by itself."""
     if space > 1:
-        return list(bodies(count // space, space))
+        return [*bodies(count // space, space), *(_along(space) if count == space else ())]
     energy = list(unitary(count))
     whole = [total("energy", energy[:count])] if count > 1 else []
     _, p = _coordinates(count)
     momenta = [Known(f"momentum {i + 1}", torch.zeros_like(energy[0].A), p[i]) for i in range(count)]
     return [*energy, *whole, *momenta, *(bodies(count, 1) if count > 1 else [])]
+
+
+def _along(space: int) -> Iterator[Known]:
+    """The energies of one body along each axis, and their sum, as springs along the axes conserve them."""
+    parts = [energy for energy in unitary(space) if energy.name.startswith("energy")]
+    yield from (Known(f"energy {axis}", part.A, part.b) for axis, part in zip(AXES, parts, strict=False))
+    yield total("energy", parts)
 
 
 def unitary(count: int) -> Iterator[Known]:

@@ -15,7 +15,7 @@ from autosym.noether.dynamics import residual
 from autosym.noether.found import EVIDENT, NEAR, SAME, Discovery, Quantity, readable, standing_out
 from autosym.noether.known import Known, catalogue, coordinates, symbols, unit
 from autosym.noether.regression import Regression, stacked, unstacked
-from autosym.noether.trajectories import checked, velocities, warn_of_axes
+from autosym.noether.trajectories import checked, velocities, warn_of_axes, warn_of_order
 
 ALL, PAIRS = "all coordinates", "pairs of bodies"  # what the features of a Hamiltonian may depend on
 SIZES = (0.3, 1.0)  # of given quantities at first, in units of the data: the best is kept, as there are local optima
@@ -117,6 +117,7 @@ def discover(
             raise ValueError(
                 f"derivatives have shape {tuple(rates.shape)}: give the shape of the trajectories, {tuple(x.shape)}"
             )
+    warn_of_order(states, rates, coordinates(n, space))
     train, test = _split(len(x), search.held_out)
     generator = torch.Generator().manual_seed(seed)
     flat = [t[train].flatten(0, 1) for t in (states, rates)]

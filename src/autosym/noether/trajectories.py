@@ -1,12 +1,15 @@
 """A user's trajectories: checks, and states with their velocities."""
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from autosym.noether.conserved import check_even
+
+FOLLOWS = (0.9, 0.99)  # correlations of dq/dt: less than the first with its own momentum, more than the second with another
 
 
 def checked(trajectories: object, dt: object) -> tuple[Tensor, float]:
@@ -43,6 +46,21 @@ def warn_of_axes(x: Tensor) -> None:
             "last two axes; they are (trajectories, states, coordinates)",
             stacklevel=3,
         )
+
+
+def warn_of_order(x: Tensor, v: Tensor, names: Sequence[str]) -> None:
+    """Positions change with their own momenta, dq/dt ~ p. If one follows another coordinate instead, columns may be in another order."""
+    count = len(names) // 2
+    found = torch.corrcoef(torch.cat([v.flatten(0, -2)[:, :count], x.flatten(0, -2)], 1).mT)[:count, count:].abs()
+    for i in range(count):
+        other = int(found[i].argmax())
+        if found[i, other] > FOLLOWS[1] and found[i, count + i] < FOLLOWS[0]:
+            warnings.warn(
+                f"d{names[i]}/dt follows {names[other]}, not {names[count + i]}: columns must be all positions, then all momenta "
+                f"({', '.join(names)})",
+                stacklevel=3,
+            )
+            return
 
 
 def _step(times: np.ndarray, states: int) -> float:

@@ -32,7 +32,7 @@ def load(run: File) -> dict[str, Any]:
         )
     result = read(file)
     if not isinstance(result, dict) or not isinstance(result.get("symmetry"), list):
-        raise ValueError(f"{file} is not the result of a run: it has no list `symmetry`. {_instead(folder, result)}")
+        raise ValueError(f"{file} is not the result of a fit. {_instead(folder, result)}")
     unknown = [path for path in result["symmetry"] if not isinstance(path, dict) or not set(path) >= PATH]
     if unknown:
         raise ValueError(f"{file} is of another version: a path in its symmetry lacks some of {', '.join(sorted(PATH))}")

@@ -97,7 +97,7 @@ def predicate(some: Sequence[LayerVerdict], brief: bool = False) -> str:
         case "unused":
             return f"{have} too few effective parameters to judge (less than one)"
         case "unknown":
-            return f"{have} a frozen or unused path: the evidence says nothing about it"
+            return f"{have} a path that is frozen or learned nothing: the evidence says nothing about it"
         case "fixed":
             return f"{are} {symmetry} by construction"
         case "free":

@@ -60,6 +60,9 @@ def batches(data: Data, batch_size: int, shuffle: Generator | None = None) -> It
     if isinstance(data, Dataset):
         shuffled = shuffle is not None and not isinstance(data, IterableDataset)
         data = DataLoader(data, batch_size, shuffle=shuffled, generator=shuffle or Generator())
+    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, Tensor) for part in data):
+        kinds = ", ".join(type(part).__name__ for part in data)
+        raise TypeError(f"data must be a pair of tensors, inputs and targets, got ({kinds}): use torch.as_tensor for the other")
     for batch in data:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
             raise TypeError(
