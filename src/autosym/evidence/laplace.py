@@ -133,24 +133,14 @@ class Laplace:
             raise ValueError(f"this prior is over {prior.names}, the evidence over {self.names}: use Prior(evidence.names)")
 
 
-class Estimate(Protocol):
+class Estimate(possible.Estimate, Protocol):
     """What a closed-form step needs to know of an estimator of evidence."""
-
-    @property
-    def likelihood(self) -> Likelihood: ...
 
     @property
     def square_norms(self) -> Tensor: ...
 
     @property
     def samples(self) -> int: ...
-
-    @property
-    def outputs(self) -> int: ...
-
-    def __call__(self, prior: Prior) -> Evidence: ...
-
-    def effective_parameters(self, prior: Prior) -> Tensor: ...
 
 
 @torch.no_grad()
