@@ -18,7 +18,7 @@ import autosym
 from autosym.answer import discovering, inputs, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.hypotheses import AS_GIVEN, USUAL, Built, Given, breaking, checked
-from autosym.answer.margins import Margin
+from autosym.answer.margins import RARE, Margin
 from autosym.answer.routes import Fitter, Store
 from autosym.answer.search import Finding
 from autosym.answer.symmetrising import Gain, Opinion
@@ -210,6 +210,15 @@ def test_an_answer_without_an_error_is_the_same_when_loaded(tmp_path):
     assert again == answer
     assert str(again) == str(answer)
     assert again.as_dict() == answer.as_dict()
+
+
+@pytest.mark.parametrize(("symmetry", "how"), [("c4", "moved"), ("translations", "shifted around the border (torch.roll)")])
+def test_where_the_data_change_no_training_is_advised(symmetry, how):
+    """Objects that the border never cuts were answered by "more seeds", which could not change it."""
+    verdict = Verdict(symmetry, "undecided", Margin(-2, 11, 6), Margin(656, 12, 6), "why", {"longer runs": 18.0}, moved=RARE)
+    assert verdict.advice == (f"the same images, each {how} by lot, if you know that its label stays",)
+    assert "larger budget" in replace(verdict, tie=Margin(2, 12, 6)).advice[-1], "not the only reason"
+    assert "larger budget" in replace(verdict, moved=0.1).advice[-1]
 
 
 def test_more_seeds_are_no_advice_where_none_learned_anything():

@@ -87,7 +87,7 @@ def test_undecided_says_why_and_what_was_tried(evidence):
 def test_a_yes_by_networks_alone_is_undecided_where_the_data_change():
     (finding,) = searched(Stub(SYMMETRIC), moved={"translations": margins.RARE}).findings()
     assert finding.judgement == "undecided"
-    assert "the data change when they are moved" in finding.why
+    assert "the data change when they are shifted around the border" in finding.why
 
 
 def test_undecided_takes_more_seeds_while_there_is_budget():

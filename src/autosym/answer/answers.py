@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from autosym.answer.hypotheses import Built, Given, breaking
-from autosym.answer.margins import FEW, Judgement, Margin
+from autosym.answer.hypotheses import SHIFTS, Built, Given, breaking
+from autosym.answer.margins import FEW, RARE, Judgement, Margin
 from autosym.answer.plans import Run
 from autosym.answer.symmetrising import Gain, Opinion
 from autosym.evidence.record import nats
@@ -77,6 +77,9 @@ class Verdict:
         """What would decide, and how much each gained when it was tried. Empty if it is decided."""
         if self.judgement != "undecided":
             return ()
+        if self.moved is not None and self.moved <= RARE and self.tie.counts:  # no training would change that
+            how = "shifted around the border (torch.roll)" if self.symmetry == SHIFTS else "moved"
+            return (f"the same images, each {how} by lot, if you know that its label stays",)
         close = self.breaking if self.breaking.nats > FEW else self.tie
         found = []
         if close.nats > close.error and math.isfinite(close.bound):  # else it is chance, and says nothing of more samples

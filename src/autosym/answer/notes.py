@@ -39,14 +39,21 @@ def late(seconds: float, minutes: float | None) -> list[str]:
     return [f"it took {seconds / 60:.1f} min, longer than the {minutes:g} that were given"] if late else []
 
 
-def why(ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool) -> str:
+def why(
+    ways: Sequence[Margin], tie: Margin, pairs: Margin | None, moved: float, weak: bool, shifts: bool, of_shifts: bool = False
+) -> str:
     """Why two margins leave it open. ``shifts``: whether translations are among what is asked."""
     else_yes = margins.judge(ways, tie, pairs, max(moved, 2 * margins.RARE)) == "yes"
     if else_yes and moved <= margins.RARE:
+        if of_shifts:
+            return (
+                "networks that keep it explain the data best, but the data change when they are shifted around the border: either "
+                "labels depend on the place in a way that none of the networks can show, or the border never cuts what the images show"
+            )
         ask = "" if shifts else " (ask about translations too)"
         return (
-            "networks that keep it have more evidence, but the data change when they are moved: labels may depend on it in a way that none "
-            f"of the networks can show{ask}, or the data lack moved images"
+            "networks that keep it explain the data best, but the data change when they are moved: either labels depend on it "
+            f"in a way that none of the networks can show{ask}, or the data lack moved images"
         )
     if else_yes and weak:
         return (

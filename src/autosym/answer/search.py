@@ -307,7 +307,7 @@ class Search:
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
         _, rise = self._last_rise(question.strict)
         shifts = any(asked.symmetry == SHIFTS for asked in self.questions)
-        why = notes.why(ways, tie, pairs, moved, weak, shifts) if judgement == "undecided" else ""
+        why = notes.why(ways, tie, pairs, moved, weak, shifts, question.symmetry == SHIFTS) if judgement == "undecided" else ""
         stuck = judgement == "no" and explained < NOTHING and moved > margins.RARE
         if stuck:
             judgement, why = (

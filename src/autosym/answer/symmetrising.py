@@ -67,7 +67,7 @@ class Opinion:
 
     def __str__(self) -> str:
         held = "" if self.held_out is None else f" ({self.held_out.nats:+.0f} held out)"
-        return f"averaged over {self.symmetry}, {self.of} has {self.training.nats:+.0f} nats of log-likelihood{held}"
+        return f"averaged over {self.symmetry}, the log-likelihood of {self.of} changes by {self.training.nats:+.0f} nats{held}"
 
 
 def opinion(symmetry: str, of: str, fitted: Fit, data: Data, held_out: Data | None = None) -> Opinion:

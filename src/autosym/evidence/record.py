@@ -56,4 +56,5 @@ class Evidence:
         doubt = "" if self.possible else f"; it cannot be more than {nats(self.most)}, so the approximation has failed"
         error = f" +- {self.standard_error:.2g}" if self.standard_error else ""
         parts = f"log likelihood {nats(fit)} + Occam factor {nats(occam)}"
-        return f"log evidence {nats(value)}{error} nats over {self.samples} samples = {parts}{doubt}"
+        of = "" if self.standard_error is None else " of the whole network"
+        return f"log evidence{of} {nats(value)}{error} nats over {self.samples} samples = {parts}{doubt}"
