@@ -128,7 +128,9 @@ def test_simplify_prices_paths_after_refitting_and_says_so(fit):
     fast = autosym.simplify(fitted, data, curvature="kronecker").model.simplification
     slow = autosym.simplify(fitted, data, curvature="kronecker", refit=3)
     assert "as trained, the rest not fitted on" in str(fast)
-    assert "after 3 more epochs" in str(slow.model.simplification)
+    text = str(slow.model.simplification)
+    assert "after 3 more epochs without it" in text
+    assert " before (after 3 more epochs), " in text, "which is not the fit that was given"
     assert slow.model.simplification.refit == 3
     assert [p.nats for p in slow.model.simplification.paths] != [p.nats for p in fast.paths]
     fitted.check_weights()

@@ -77,14 +77,13 @@ class Simplification:
         before, after = self.log_evidence
         of = " of the whole network" if self.curvature == "whole" else ""
         changed = f"{self.given_up:.1f} nats given up" if self.given_up > 0 else f"{-self.given_up:.1f} nats gained"
+        refit = f" (after {self.refit} more epochs)" if self.refit else ""
         changed = "nothing given up" if abs(self.given_up) < 0.05 else f"{changed} in all"
-        found = (
-            f"log evidence{of} {nats(before)} before, {nats(after)} after: {changed}; precisions were learned again for both"
-        )
+        found = f"log evidence{of} {nats(before)} before{refit}, {nats(after)} after: {changed}; precisions were learned again for both"
         how = (
             f"after {self.refit} more epochs without it"
             if self.refit
-            else "as trained, the rest not fitted on (refit=EPOCHS does)"
+            else "with the other weights as they are; simplify(..., refit=10) lets them adjust first"
         )
         return "\n".join([table(rows, "<<>><"), found, f"each path is priced {how}", *(f"Caution: {c}" for c in self.cautions)])
 
