@@ -127,7 +127,7 @@ def test_simplify_prices_paths_after_refitting_and_says_so(fit):
     fitted, data = fit
     fast = autosym.simplify(fitted, data, curvature="kronecker").model.simplification
     slow = autosym.simplify(fitted, data, curvature="kronecker", refit=3)
-    assert "as trained, the rest not fitted on" in str(fast)
+    assert "with the other weights as they are" in str(fast)
     text = str(slow.model.simplification)
     assert "after 3 more epochs without it" in text
     assert " before (after 3 more epochs), " in text, "which is not the fit that was given"
