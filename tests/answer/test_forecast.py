@@ -33,6 +33,13 @@ def test_a_line_for_every_run_where_there_is_no_terminal(capsys):
     assert "long run: conv, width 2, seed 1: log evidence -12" in err
 
 
+@pytest.mark.parametrize(("left", "named"), [(("blocks.1", "blocks.2"), "(blocks.1, blocks.2)"), ((), "(none)")])
+def test_runs_without_layers_name_them(capsys, left, named):
+    with told(True, Forecast(2.0, 10.0), lambda run: 1.0) as (say, _):
+        say(Run("f-fc+conv", 1.0, 2, "layers", "end", left), Outcome(-301.0, seconds=1.0))
+    assert f"without layers {named}: f-fc+conv, width 1, seed 2: log evidence -301" in capsys.readouterr().err
+
+
 def test_nothing_is_said_unless_it_is_wanted(capsys):
     forecast = Forecast(2.0, 10.0)
     with told(False, forecast, lambda run: 1.0) as (say, tell):

@@ -83,4 +83,5 @@ def _lines(forecast: Forecast, count: Callable[[Run, Outcome | None], None]) -> 
 
 
 def _named(run: Run) -> str:
-    return f"{STAGES[run.stage]}: {run.network}, width {run.width:g}, seed {run.seed}"
+    stage = f"{STAGES[run.stage]} ({', '.join(run.left) or 'none'})" if run.stage == "layers" else STAGES[run.stage]
+    return f"{stage}: {run.network}, width {run.width:g}, seed {run.seed}"
