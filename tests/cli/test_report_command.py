@@ -97,7 +97,7 @@ def test_report_compares_runs_on_the_same_data(capsys, tmp_path, done):
     [
         (None, None, "result.json does not exist: name the folder of a run"),
         ("result.json", '{"row": {', "is not JSON"),
-        ("result.json", "[]", "is not the result of a run"),
+        ("result.json", "[]", "is not the result of a fit"),
         ("result.json", '{"rows": [], "symmetry": {}}', "the summary of several runs"),
         ("result.json", '{"verdicts": []}', "`autosym discover` has written its own page: open"),
         ("result.json", '{"quantities": []}', "`autosym noether` has written its own page: open"),

@@ -304,7 +304,7 @@ def _why_not_pool(seen: Seen) -> str:
         alike = math.prod(seen.in_shape[:-1])
         return f"acts on the last axis, the same at all {alike} positions of the other axes: relax has no free path for that"
     if not seen.flat:
-        return "a dense map has no symmetry to relax"
+        return "a dense map has no symmetry to relax (relax saw no maps flattened just before it)"
     if not seen.convolved:
         return f"a dense map of flattened {seen.flat} has no symmetry to relax: no convolution comes before it"
     return f"a dense map of flattened {seen.flat}, not known to be the maps of a convolution, channels first"
