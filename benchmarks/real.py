@@ -164,11 +164,11 @@ def fitted(net: nn.Module, cell: Cell, train: Pair, test: Pair, work: Path, epoc
 
 
 def simplest(fit: autosym.Fit, train: Pair, test: Pair) -> tuple[autosym.Fit, dict[str, Any]]:
-    """simplify by its defaults, on a subset of many samples; if it refuses, as it does a dead network, the fit and the reason."""
+    """simplify with other weights as they are, on a subset of many samples; if it refuses a dead network, the fit and the reason."""
     found: dict[str, Any] = {}
     try:
         with watched(found):
-            simple = autosym.simplify(fit, train, **({"subset": SUBSET} if len(train[0]) > SUBSET else {}))
+            simple = autosym.simplify(fit, train, refit=0, **({"subset": SUBSET} if len(train[0]) > SUBSET else {}))
     except ValueError as error:
         return fit, found | {"refused": str(error)}
     found |= measured(simple.model, test) | shares(simple.symmetry())

@@ -81,8 +81,8 @@ def test_the_tutorial_shows_fits_and_simplifications_as_they_print():
         evidence = Evidence(*parts, samples=1000)
         assert f"{Symmetry(tuple(_shares(text)), evidence=evidence)}\n{evidence}" == text.strip()
     for text in prices:
-        before, after = map(float, re.findall(r"(\S+) (?:before|after)", text))
-        assert str(Simplification(tuple(_prices(text)), (before, after))) == text.strip()
+        before, refit, after = map(float, re.search(r"(\S+) before \(after (\d+) more epochs\), (\S+) after:", text).groups())
+        assert str(Simplification(tuple(_prices(text)), (before, after), refit=int(refit))) == text.strip()
 
 
 def _shares(text):

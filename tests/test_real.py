@@ -42,7 +42,7 @@ def test_a_run_measures_every_stage_and_leaves_only_its_result(tmp_path, monkeyp
     assert all(found[stage]["log_evidence"] < 0 for stage in STAGES[:3])
     assert set(found["fit"]["free_share"]) == {"conv1", "conv2", "conv3"}
     assert found["config"]["epochs"] == 2
-    assert seen == ([{"subset": 40}] if subset == 40 else [{}])
+    assert seen == [{"refit": 0} | ({"subset": 40} if subset == 40 else {})]
     assert not (tmp_path / "work" / TINY.name).exists()
     (tmp_path / "results" / f"{TINY.name}.json").write_text("{}")
     assert all_of(tmp_path) == 0

@@ -1,6 +1,7 @@
 """Networks with more or fewer paths: the function, the prior of what each path computes, and the evidence stay the same."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import autosym
 from autosym.bayes.priors import Prior
 from autosym.evidence import laplace
 from autosym.nn import nets
+from autosym.runtime.arithmetic import NotFinite
 from autosym.surgery import simplifying
 from autosym.surgery.handing_over import hand_over, relaxed, silence, wake, without
 from autosym.surgery.refitting import fitted_on
@@ -113,7 +115,7 @@ def test_fitting_on_never_loses_what_the_smaller_network_had(fit):
     fitted, data = fit
     stems = [f"{name}.f-fc" for name in relaxed(fitted.model)]
     model, prior, likelihood = fitted_on(fitted, stems, data, 4)
-    as_it_is = simplifying._without(fitted, stems, data, {}, refined=False)
+    as_it_is = simplifying._without(fitted, stems, data, {}, refined=False, refit=0)
     at = laplace.at(model, data, likelihood)
     for _ in range(20):
         at.mackay(prior)
@@ -125,7 +127,7 @@ def test_fitting_on_never_loses_what_the_smaller_network_had(fit):
 
 def test_simplify_prices_paths_after_refitting_and_says_so(fit):
     fitted, data = fit
-    fast = autosym.simplify(fitted, data, curvature="kronecker").model.simplification
+    fast = autosym.simplify(fitted, data, curvature="kronecker", refit=0).model.simplification
     slow = autosym.simplify(fitted, data, curvature="kronecker", refit=3)
     assert "with the other weights as they are" in str(fast)
     text = str(slow.model.simplification)
@@ -136,6 +138,45 @@ def test_simplify_prices_paths_after_refitting_and_says_so(fit):
     fitted.check_weights()
     with pytest.raises(ValueError, match="refit is a number of epochs"):
         autosym.simplify(fitted, data, refit=-1)
+
+
+def test_simplify_refits_for_a_tenth_of_the_fit_unless_its_data_were_augmented(fit, monkeypatch):
+    fitted, data = fit
+    asked = []
+
+    def fitted_on(fitted, stems, data, epochs, memory):
+        asked.append(epochs)
+        raise NotFinite("as if it had failed")
+
+    monkeypatch.setattr(simplifying, "fitted_on", fitted_on)
+    as_they_are = autosym.simplify(fitted, data, curvature="kronecker", refit=0).model.simplification
+    assert not asked
+    for epochs, expected in ((20, 5), (99, 10), (200, 20)):
+        asked.clear()
+        longer = replace(fitted, schedule=replace(fitted.schedule, epochs=epochs))
+        found = autosym.simplify(longer, data, curvature="kronecker").model.simplification
+        assert set(asked) == {expected}
+        assert [p.nats for p in found.paths] == [p.nats for p in as_they_are.paths], (
+            "what cannot be fitted on is priced as it is"
+        )
+    asked.clear()
+    autosym.simplify(replace(fitted, augmented=True), data, curvature="kronecker")
+    autosym.simplify(fitted, data, fast=True)
+    with pytest.raises(ValueError, match="data of the fit"):
+        autosym.simplify(fitted, (data[0] + 1, data[1]))
+    assert not asked, "nothing is trained on other data"
+
+
+def test_a_fit_knows_whether_it_was_trained_on_other_data_than_its_evidence_is_of(fit, tmp_path):
+    _, (x, y) = fit
+    options, net = {"epochs": 2}, nets.build("conv", **SMALL)
+    assert not autosym.fit(copy.deepcopy(net), (x, y), **options).augmented
+    changed = [{"augment": lambda x, generator: x + 1}, {"evidence_data": (x, y)}]
+    for more in changed:
+        found = autosym.fit(copy.deepcopy(net), (x.clone(), y), **options, **more)
+        assert found.augmented
+        found.save(tmp_path / "fit")
+        assert autosym.load(tmp_path / "fit", copy.deepcopy(net)).augmented
 
 
 # ---- wider networks

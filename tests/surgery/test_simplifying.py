@@ -77,7 +77,7 @@ def test_a_path_that_breaks_a_symmetry_with_evidence_stays(free):
     assert "autosym.simplify" not in str(simple.symmetry())
     assert set(simple.model.simplification.cautions) == set(fit.symmetry().cautions)
     assert not simple.schedule.sampled_end
-    assert autosym.simplify(fit, data, sampled=True).schedule.sampled_end, "compare must know"
+    assert autosym.simplify(fit, data, sampled=True, refit=0).schedule.sampled_end, "compare must know"
     everything = autosym.simplify(fit, data, nats=math.inf)
     assert everything.symmetry().network_share() < 1e-9, "no path is worth infinitely many"
     found, left = everything.model.simplification.log_evidence
@@ -86,7 +86,7 @@ def test_a_path_that_breaks_a_symmetry_with_evidence_stays(free):
 
 def test_nats_are_the_evidence_that_is_lost(free):
     data, fit = free
-    first, _ = autosym.simplify(fit, data, curvature="kronecker").model.simplification.paths
+    first, _ = autosym.simplify(fit, data, curvature="kronecker", refit=0).model.simplification.paths
 
     def log_evidence(model, prior):
         estimate = laplace.at(model, data, copy.deepcopy(fit.likelihood))
@@ -127,7 +127,7 @@ def test_a_path_is_compared_with_the_step_before_it(twice):
     data, fit = twice
 
     def left_out(nats):
-        found = autosym.simplify(fit, data, nats).model.simplification
+        found = autosym.simplify(fit, data, nats, refit=0).model.simplification
         return {path.path for path in found.paths if path.left_out}, found
 
     both, found = left_out(math.inf)
@@ -143,7 +143,7 @@ def test_a_path_is_compared_with_the_step_before_it(twice):
 
 def test_what_is_left_out_hardens_away(strict):
     data, fit = strict
-    plain = autosym.harden(autosym.simplify(fit, data), data)
+    plain = autosym.harden(autosym.simplify(fit, data, refit=0), data)
     assert {part.path for part in plain.hardening.parts if part.dropped} == {"f-fc"}
     assert plain.hardening.cost.change < 1e-5
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_simplified_is_refused(strict):
 
 def test_what_all_paths_give_up_together_is_said(strict, free):
     for (data, fit), nats in ((strict, 10.0), (free, math.inf)):
-        found = autosym.simplify(fit, data, nats, curvature="kronecker").model.simplification
+        found = autosym.simplify(fit, data, nats, curvature="kronecker", refit=0).model.simplification
         before, after = found.log_evidence
         assert found.given_up == before - after
         changed = "gained" if fit is strict[1] else "given up"
@@ -196,10 +196,10 @@ def test_what_all_paths_give_up_together_is_said(strict, free):
 
 def test_the_most_valuable_paths_are_put_back_where_all_together_give_up_too_much(free):
     data, fit = free
-    everything = autosym.simplify(fit, data, math.inf, "kronecker").model.simplification
+    everything = autosym.simplify(fit, data, math.inf, "kronecker", refit=0).model.simplification
     assert all(path.left_out and not path.put_back for path in everything.paths)
     worth = sorted(everything.paths, key=lambda path: path.nats)
-    simple = autosym.simplify(fit, data, math.inf, "kronecker", total=everything.given_up - 1)
+    simple = autosym.simplify(fit, data, math.inf, "kronecker", total=everything.given_up - 1, refit=0)
     found = simple.model.simplification
     assert found.given_up <= everything.given_up - 1
     assert found.log_evidence[1] == pytest.approx(float(simple.evidence.log_evidence))
@@ -211,7 +211,7 @@ def test_the_most_valuable_paths_are_put_back_where_all_together_give_up_too_muc
         assert weights
         assert any(p.any() for p in weights) is path.put_back is not path.left_out
     assert "put back" in str(found)
-    nothing = autosym.simplify(fit, data, math.inf, "kronecker", total=0).model.simplification
+    nothing = autosym.simplify(fit, data, math.inf, "kronecker", total=0, refit=0).model.simplification
     assert nothing.given_up <= 0
     with pytest.raises(ValueError, match="total must be"):
         autosym.simplify(fit, data, total=-1.0)
@@ -221,7 +221,7 @@ def test_paths_without_evidence_are_left_out_in_one_step(strict, monkeypatch):
     data, fit = strict
     passes, at = [], laplace.at
     monkeypatch.setattr(laplace, "at", lambda *a, **k: passes.append(1) or at(*a, **k))
-    found = autosym.simplify(fit, data, curvature="kronecker").model.simplification
+    found = autosym.simplify(fit, data, curvature="kronecker", refit=0).model.simplification
     assert all(path.left_out for path in found.paths)
     assert len(passes) == len(found.paths) + 2, "before, without each, without all"
 
@@ -237,16 +237,16 @@ def test_of_two_paths_that_stand_in_for_each_other_one_stays(strict, monkeypatch
 
     monkeypatch.setattr(simplifying, "_without", without)
     monkeypatch.setattr(simplifying, "_log_evidence", lambda one: -100.0 * (len(one.stems) == 2))
-    found = autosym.simplify(fit, data, curvature="kronecker").model.simplification
+    found = autosym.simplify(fit, data, curvature="kronecker", refit=0).model.simplification
     assert sum(path.left_out for path in found.paths) == 1
     assert tried == [0, 1, 1, 2, 1, 2], "as it is, without each, without both, without one half, then the other"
 
 
 def test_paths_are_priced_by_the_evidence_of_the_whole_network(strict):
     data, fit = strict
-    simple = autosym.simplify(fit, data, curvature="whole")
+    simple = autosym.simplify(fit, data, curvature="whole", refit=0)
     found = simple.model.simplification
-    given = autosym.simplify(fit, data, curvature="kronecker").model.simplification
+    given = autosym.simplify(fit, data, curvature="kronecker", refit=0).model.simplification
     assert simple.evidence.standard_error == 0
     assert "log evidence of the whole network" in str(found)
     assert "log evidence of" not in str(given)
@@ -262,19 +262,23 @@ def test_paths_are_priced_by_the_whole_network_where_that_costs_no_more_than_the
     data, fit = strict
     asked = []
     monkeypatch.setattr(type(fit), "affords_whole", lambda self, data, times=1: asked.append(times) or enough)
-    simple = autosym.simplify(fit, data, curvature=None)
+    simple = autosym.simplify(fit, data, curvature=None, refit=0)
     assert asked == [2 * len(simple.model.simplification.paths) + 1]
-    again = autosym.simplify(fit, data, curvature=None, total=1e9)
+    again = autosym.simplify(fit, data, curvature=None, total=1e9, refit=0)
     assert asked[1:] == [3 * len(again.model.simplification.paths) + 1], "each may be put back too"
     assert (simple.evidence.standard_error is not None) == enough
-    assert autosym.simplify(fit, data, subset=50).evidence.standard_error is None, "whoever wants less is not given more"
+    assert autosym.simplify(fit, data, subset=50, refit=0).evidence.standard_error is None, (
+        "whoever wants less is not given more"
+    )
 
 
 @pytest.mark.parametrize("which", ["strict", "free", "twice"])
 @pytest.mark.parametrize("nats", [0.5, 10.0, 1000.0])
 def test_the_fast_way_leaves_out_the_same_paths(which, nats, request):
     data, fit = request.getfixturevalue(which)
-    slow, fast = (autosym.simplify(fit, data, nats, "kronecker", fast=fast).model.simplification for fast in (False, True))
+    slow, fast = (
+        autosym.simplify(fit, data, nats, "kronecker", fast=fast, refit=0).model.simplification for fast in (False, True)
+    )
     assert [path.left_out for path in fast.paths] == [path.left_out for path in slow.paths]
     assert fast.log_evidence == pytest.approx(slow.log_evidence, rel=1e-9)
     for one, exact in zip(fast.paths, slow.paths, strict=True):
@@ -298,7 +302,7 @@ def test_the_fast_way_takes_two_passes_where_nothing_is_in_doubt(strict, monkeyp
 
 def test_a_path_near_the_threshold_has_its_evidence_computed(free):
     data, fit = free
-    first = autosym.simplify(fit, data, curvature="kronecker").model.simplification.paths[0]
+    first = autosym.simplify(fit, data, curvature="kronecker", refit=0).model.simplification.paths[0]
     near = autosym.simplify(fit, data, first.nats + 1, fast=True).model.simplification.paths[0]
     assert not near.estimated
     assert near.nats == pytest.approx(first.nats, rel=1e-6)

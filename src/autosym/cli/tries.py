@@ -106,7 +106,7 @@ class Tries:
 def priced(fitted: Fit, data: tuple[Tensor, Tensor]) -> Fit:
     """The fit without the paths that the data do not support, if there are any to leave out."""
     possible = fitted.schedule.step != "none" and fitted.symmetry().optional()
-    return simplify(fitted, data, fast=True) if possible else fitted
+    return simplify(fitted, data, curvature="kronecker") if possible else fitted
 
 
 def nothing(fitted: Fit) -> str:

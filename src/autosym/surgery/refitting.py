@@ -21,8 +21,17 @@ from autosym.surgery.handing_over import hand_over, without
 from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
 
+PART, LEAST = 0.1, 5  # of the epochs of the fit, and at least so many
 
-def fitted_on(fitted: Fit, stems: Collection[str], data: Data, epochs: int) -> tuple[nn.Module, Prior, Likelihood]:
+
+def enough(fitted: Fit) -> int:
+    """The epochs after which prices tell what paths are worth; 0 for a fit on augmented data, which are not at hand."""
+    return 0 if fitted.augmented else max(LEAST, math.ceil(PART * fitted.schedule.epochs))
+
+
+def fitted_on(
+    fitted: Fit, stems: Collection[str], data: Data, epochs: int, memory: float | None = None
+) -> tuple[nn.Module, Prior, Likelihood]:
     """The model, prior and noise of a fit after so many more epochs without the named paths, which then compute zero.
 
     The rate is the one that the trained network bears. The result is never below its start in evidence, as in any fit.
@@ -30,7 +39,8 @@ def fitted_on(fitted: Fit, stems: Collection[str], data: Data, epochs: int) -> t
     smaller = without(fitted.model, stems)
     precision = hand_over(fitted.model, smaller, fitted.prior.precision())
     schedule = replace(fitted.schedule, epochs=epochs, lr=None, burn_in=None, every=None, start_cap=math.inf)
-    found = fit(smaller, data, fitted.likelihood, schedule=schedule, prior_precision=precision, seed=fitted.seed)
+    options = {"schedule": schedule, "prior_precision": precision, "seed": fitted.seed, "memory": memory}
+    found = fit(smaller, data, fitted.likelihood, **options)
     model = copy.deepcopy(fitted.model)
     prior = Prior(fitted.prior.names, hand_over(smaller, model, found.prior.precision()))
     with torch.no_grad():

@@ -2,17 +2,18 @@
 
     nats = log Z(all paths) - log Z(all but this one)
 
-Both are Laplace evidence at the weights of the fit, each at its own best precisions and noise. So ``nats`` is the worth of a path
-to this network, as trained: trained longer, or without the path, the network may need it more or less. With ``refit`` both are trained on
-first. A share is different: it
-tells how many of the layer's effective parameters a path holds, and those may be few. While a path vanishes, the evidence is
-nearly flat: the path may hold half of them and still lower the evidence.
+Both are Laplace evidence, each at its own best precisions and noise, after both were fitted on for a few epochs. Without them the rest
+has had no time to take over what the path did, and a path may seem worth hundreds of nats that the data do not ask for.
+
+A share is different: it tells how many of the layer's effective parameters a path holds, and those may be few. While a path vanishes, the
+evidence is nearly flat: the path may hold half of them and still lower the evidence.
 """
 
 import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -26,11 +27,13 @@ from autosym.evidence.cautions import Caution
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE
 from autosym.evidence.record import nats
+from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
-from autosym.surgery.refitting import fitted_on
+from autosym.surgery.refitting import enough, fitted_on
 from autosym.surgery.screening import screen
 from autosym.training.fitted import Fit
+from autosym.training.guarding import NothingLearned
 
 STEPS = 20  # closed-form steps of precisions and noise: each network is judged at its best ones
 
@@ -95,7 +98,7 @@ def simplify(
     curvature: Literal["kronecker", "whole"] | None = None,
     total: float = math.inf,
     fast: bool = False,
-    refit: int = 0,
+    refit: int | None = None,
     **options: Any,
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
@@ -103,18 +106,17 @@ def simplify(
     ``data`` must be the data of the fit. A path is a candidate if it breaks a symmetry that another path of its layer keeps. All
     candidates worth less than ``nats`` by themselves are left out together, if the log evidence then falls by less than ``nats``; if not,
     the half of them that is worth least is tried, then the other half, and so on down to single paths. The weights of a path that is left
-    out become zero and its precisions 1e12. Other weights do not change; precisions and noise are learned again. So ``nats`` holds for each
-    such step. If all steps give up more than ``total`` together, paths are put back one after the other, the one worth most by itself
-    first, until they do not.
+    out become zero and its precisions 1e12. Precisions and noise are learned again. So ``nats`` holds for each such step. If all steps give
+    up more than ``total`` together, paths are put back one after the other, the one worth most by itself first, until they do not.
 
-    With ``refit`` so many epochs are trained without the paths that are left out, and as many with all, before each is priced: slower,
-    and what a network without them is really worth. Weights change then. It trains on ``data`` as they are, so it is not the default: a
-    fit does not know whether it was trained on augmented ones.
+    Before it is priced, a network is fitted on for ``refit`` epochs, with all paths and without some: by default a tenth of those of the
+    fit, 5 at least. The weights that are left change by that. With 0 they stay as they are, and a path may seem worth hundreds of nats
+    that the others could do as well; so it is for a fit on augmented data by default, as they are not at hand.
 
-    This computes the evidence once for each candidate, and again for each step and each path put back; mostly there is one step. If
-    ``fast``, one pass without curvature estimates what all candidates are worth (``surgery.screening``), and evidence is computed only for
-    those that are near ``nats``, and for all of them if they cannot be left out together; steps are as before, so what is left out has its
-    price in evidence. Estimated nats are marked by ~.
+    There is one such run for each candidate, one for all, and one for each step and each path put back; mostly there is one step. If
+    ``fast``, other weights stay as they are, one pass without curvature estimates what all candidates are worth (``surgery.screening``),
+    and evidence is computed only for those that are near ``nats``, and for all of them if they cannot be left out together; what is left
+    out has its price in evidence. Estimated nats are marked by ~.
 
     A sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
     that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
@@ -123,6 +125,7 @@ def simplify(
     """
     begun = time.perf_counter()
     _refuse(fitted, curvature, total, fast, refit)
+    refit = refit if refit is not None else 0 if fast else enough(fitted)
     fitted.check_weights()
     check_repeatable(data)
     found = fitted.symmetry()
@@ -137,6 +140,10 @@ def simplify(
         affords = not fewer and not fast and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole", refit=refit)
+    if refit:
+        _refuse_other_data(
+            fitted, _without(fitted, (), data, options, refined=False, refit=0)
+        )  # before anything is trained on them
     simplest = without(())
     _refuse_other_data(fitted, simplest)
     before = _log_evidence(simplest)
@@ -206,7 +213,7 @@ def _screened(fitted: Fit, data: Data, stems: Sequence[str], nats: float, option
     return {stem: estimate.nats for stem, estimate in found.items() if estimate.decides(nats)}
 
 
-def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool, refit: int) -> None:
+def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool, refit: int | None) -> None:
     """Refuse what cannot be simplified, or not so."""
     if not isinstance(fitted, Fit):
         raise TypeError(
@@ -225,10 +232,10 @@ def _refuse(fitted: Fit, curvature: str | None, total: float, fast: bool, refit:
         raise ValueError(f"curvature must be 'kronecker', 'whole' or None, got {curvature!r}")
     if fast and curvature == "whole":
         raise ValueError("fast estimates from Kronecker factors: leave out curvature='whole', or fast=True")
-    if not isinstance(refit, int) or refit < 0:
-        raise ValueError(f"refit is a number of epochs, 0 to price paths as trained, got {refit!r}")
+    if refit is not None and (not isinstance(refit, int) or refit < 0):
+        raise ValueError(f"refit is a number of epochs, 0 to leave other weights as they are, got {refit!r}")
     if fast and refit:
-        raise ValueError("fast prices paths as trained: leave out refit, or fast=True")
+        raise ValueError("fast leaves other weights as they are: leave out refit, or fast=True")
     if not total >= 0:
         raise ValueError(
             f"total must be a number of nats, not negative, got {total}: at 0 what is left out may cost nothing in all"
@@ -240,12 +247,12 @@ def _log_evidence(fitted: Fit) -> float:
 
 
 @torch.no_grad()
-def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0) -> Fit:
+def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int) -> Fit:
     """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs."""
     model, prior, likelihood = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior), copy.deepcopy(fitted.likelihood)
     if refit:
-        with torch.enable_grad():
-            model, prior, likelihood = fitted_on(fitted, stems, data, refit)
+        with torch.enable_grad(), suppress(NotFinite, NothingLearned):  # which leave it as it is
+            model, prior, likelihood = fitted_on(fitted, stems, data, refit, options.get("memory"))
     for name, parameter in model.named_parameters():
         if any(is_under(name, stem) for stem in stems):
             parameter.zero_()

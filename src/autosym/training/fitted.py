@@ -61,6 +61,9 @@ class Fit:
     estimate: Laplace | Kernel | Whole
     seed: int = 0
     simplified: bool = False  # whether paths without evidence were left out (``simplify``)
+    augmented: bool = (
+        False  # whether weights were trained on other data than the evidence is of: ``augment``, or ``evidence_data``
+    )
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # of the model as it was fitted, by name in its state
     started: Mapping[str, Sequence[float] | None] = field(default_factory=dict)  # the widths of ranges before they were learned
     start: Start | None = None  # the model as it was given
@@ -84,7 +87,8 @@ class Fit:
         cannot = "" if self.evidence.possible else f", which cannot be: at most {most}"
         gained = ", nothing was gained" if self.nothing_gained else ""
         again = f", {self.recoveries} recoveries" if self.recoveries else ""
-        return f"<Fit of {type(self.model).__name__}: {found}{cannot}, {len(self.history)} epochs{again}{gained}>"
+        less = ", simplified: print(fit.model.simplification)" if self.simplified else ""
+        return f"<Fit of {type(self.model).__name__}: {found}{cannot}, {len(self.history)} epochs{again}{gained}{less}>"
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -238,6 +242,7 @@ class Fit:
             "likelihood": {"name": self.likelihood.name, "learned": pack(learned, "likelihood", tensors)},
             "seed": self.seed,
             "simplified": self.simplified,
+            "augmented": self.augmented,
             "start": pack(self.start, "start", tensors),
             "recoveries": self.recoveries,
             "epoch": self.epoch,
@@ -352,6 +357,7 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
         estimate=estimate,
         seed=state["seed"],
         simplified=state["simplified"],
+        augmented=state.get("augmented", False),
         weights=weights,
         started=state.get("started", {}),
         start=unpack(state.get("start"), tensors, KINDS),

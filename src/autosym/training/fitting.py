@@ -200,6 +200,7 @@ def conclude(run: Run, curvature: Literal["kronecker", "whole"] | None = None) -
         found = (run.model, run.prior, run.likelihood, run.schedule, progress.lines, at(run.prior), at, run.seed)
         return Fit(
             *found,
+            augmented=run.stream.augment is not None or run.evidence_data is not run.stream.data,
             start=start,
             recoveries=progress.recoveries,
             epoch=epoch,
