@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ def fitted_on(
     smaller = without(fitted.model, stems)
     precision = hand_over(fitted.model, smaller, fitted.prior.precision())
     schedule = replace(fitted.schedule, epochs=epochs, lr=None, burn_in=None, every=None, start_cap=math.inf)
-    options = {"schedule": schedule, "prior_precision": precision, "seed": fitted.seed, "memory": memory}
+    options: dict[str, Any] = {"schedule": schedule, "prior_precision": precision, "seed": fitted.seed, "memory": memory}
     found = fit(smaller, data, fitted.likelihood, **options)
     model = copy.deepcopy(fitted.model)
     prior = Prior(fitted.prior.names, hand_over(smaller, model, found.prior.precision()))
