@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from autosym.answer.margins import RARE, Margin
 from autosym.answer.routes import Fitter, Store
 from autosym.answer.search import Finding
 from autosym.answer.symmetrising import Gain, Opinion
+from autosym.evidence.verdicts import LITTLE
 from autosym.linear.path import Path
 from autosym.papers import datasets
 from autosym.surgery import free_paths
@@ -312,7 +314,8 @@ def test_data_that_are_not_a_batch_with_targets_are_refused(data, change, messag
 def test_a_network_that_can_only_guess_is_not_stuck_if_averaging_is_worse_than_guessing(likelihood, lost, expected):
     guessing = 240 * math.log(4)
     opinion = Opinion("c4", "conv", 4, Gain(lost, 20.0))
-    assert discovering.mistaken(lambda value: 1 + value / guessing, likelihood, opinion) is expected
+    search = SimpleNamespace(explained=lambda value: 1 + value / guessing, little=LITTLE)
+    assert discovering.mistaken(search, likelihood, opinion) is expected
 
 
 # ---- a real case of each verdict: embedded digits in one of four quadrants
@@ -463,16 +466,6 @@ def test_counts_are_numbers_and_not_classes(data):
         "f-fc+conv", (x, counts), "translations", "poisson", network=FORM | {"classes": 2}, epochs=3, seeds=2
     )
     assert 0 < answer.verdict("translations").moved <= 1
-
-
-def test_little_is_explained_by_the_entropy_of_labels():
-    y = torch.tensor([0] * 90 + [1] * 10)
-    entropy = discovering._entropy((torch.zeros(100, 1), y))
-    assert entropy == pytest.approx(0.325, abs=0.001)
-    assert discovering._explained(-32.5, 100, entropy) == pytest.approx(0.0, abs=0.01)  # uniform guessing has -69
-    assert discovering._explained(-16.25, 100, entropy) == pytest.approx(0.5, abs=0.01)
-    assert discovering._explained(-1e9, 100, None) == 1.0
-    assert discovering._explained(-1.0, 100, 0.0) == 0.0  # one class: nothing to explain
 
 
 def test_a_folder_remembers_how_data_change_when_they_are_moved(tmp_path):

@@ -1,6 +1,8 @@
 """The search of ``discover`` with fits of known evidence: what is run, dropped, widened and decided."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -348,6 +350,62 @@ def test_runs_that_learned_nothing_do_not_say_how_sure_the_others_are():
     nothing, runs = search.idle()
     assert 0 < nothing < runs
     assert verdicts(searched(Stub(SYMMETRIC), explained=options["explained"])) == ["yes"]
+
+
+def test_one_run_that_learned_nothing_does_not_make_the_others_unsure():
+    """But where only one of three learned something, how good others would be is not known."""
+    guessing = {"explained": lambda value: 1 + value / 9000.0}
+
+    class Dying(Stub):
+        dead: tuple[int, ...] = ()
+
+        def value(self, run):
+            fails = run.network == "f-fc" and run.seed in self.dead and run.stage != "whole"
+            return -8999.0 if fails else super().value(run)
+
+    def error(dead):
+        stub = Dying(SYMMETRIC, noise=20.0, stuck=True)
+        stub.dead = dead
+        search = searched(stub, **guessing)
+        (finding,) = search.findings()
+        return finding.tie.error, finding.judgement
+
+    assert error(())[1] == error((2,))[1] == "yes"
+    assert error((2,))[0] < 3 * error(())[0]
+    assert error((1, 2))[0] > 1000
+
+
+@pytest.mark.parametrize("lost", [3.0, 300.0])
+def test_breaking_gains_no_more_than_its_best_end_loses_without_what_breaks(lost):
+    """By chance the best network that may break it is 60 nats ahead; without what breaks it keeps all but ``lost`` of them."""
+
+    class Ahead(Stub):
+        def value(self, run):
+            if run.stage == "layers":
+                return super().value(replace(run, left=())) - lost * (len(run.left) == 2)
+            return super().value(run)
+
+    def found(layers=lambda network: ("first", "second")):
+        ahead = SYMMETRIC | {"f-fc+conv": -940.0}
+        search = searched(Ahead(ahead, noise=60.0, stuck=True), layers=layers, budget=12.0)
+        return search, *search.findings()
+
+    search, finding = found()
+    _, open_yet = found(layers=lambda network: ())
+    assert open_yet.judgement == "undecided"
+    assert open_yet.breaking.nats > 30
+    assert search.closed(SHIFTS) == pytest.approx(lost)
+    assert finding.judgement == ("yes" if lost < 10 else "undecided")
+    assert finding.breaking.nats == pytest.approx(min(lost, open_yet.breaking.nats))
+    assert {run.left for run in search.outcomes if run.stage == "layers"} == {(), ("first", "second")}
+    chosen = discovering._chosen(search, [SimpleNamespace(judgement=finding.judgement)])
+    assert (chosen == search.shut(SHIFTS).key) == (finding.judgement == "yes"), "as good as the best, and keeps the symmetry"
+
+
+def test_a_clear_verdict_needs_no_closing():
+    for evidence, made in ((SYMMETRIC, set()), (BROKEN, {(), ("a",), ("needed",)})):
+        search = searched(Stub(evidence), layers=lambda network: ("a", "needed"), budget=12.0)
+        assert {run.left for run in search.outcomes if run.stage == "layers"} == made
 
 
 def test_evidence_that_cannot_be_is_said():

@@ -10,14 +10,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path as File
 from typing import Any
 
 import torch
 from torch import nn
 
-from autosym.answer import inputs, margins, moving, notes, sampling, symmetrising
+from autosym.answer import guessing, inputs, margins, moving, notes, sampling, symmetrising
 from autosym.answer.answers import Answer, Candidate, LayerAnswer, Verdict
 from autosym.answer.deadline import Deadline, Pace, check
 from autosym.answer.forecast import Forecast, spoken, told
@@ -26,7 +25,7 @@ from autosym.answer.margins import FEW
 from autosym.answer.plans import FITS, Question, planned, sure_cost
 from autosym.answer.routes import Fitter, Store
 from autosym.answer.sampling import MEASURED, Draw
-from autosym.answer.search import Finding, Search
+from autosym.answer.search import NOTHING, Finding, Search
 from autosym.answer.symmetrising import Opinion
 from autosym.bayes import likelihoods
 from autosym.bayes.likelihoods import Likelihood
@@ -112,9 +111,9 @@ def discover(
         perform = fitter.perform if deadline is None else deadline.perform
         steps = (perform, fitter.share, tell, fitter.networks.route, fitter.layers)
         classes, questions = _classes(fitter.networks, likelihood), fitter.networks.questions
-        explained = partial(_explained, samples=fitter.samples, entropy=_entropy(fitter.data) if classes else None)
+        explained = guessing.explained(targets_of(fitter.data), likelihood, classes)
         moved = store.moved(lambda: _moved(names, fitter.data, fitter.samples, classes))
-        search = Search(questions, fitter.plan, *steps, explained, moved).run()
+        search = Search(questions, fitter.plan, *steps, explained, moved, little=LITTLE if classes else NOTHING).run()
         tell("second opinions")
         found = zip(questions, search.findings(), strict=True)
         verdicts = [_verdict(search, fitter, question, finding, held_out, left_out) for question, finding in found]
@@ -170,20 +169,6 @@ def _moved(names: Sequence[str], data: Data, samples: int, classes: bool) -> dic
         pair = moving.some(data, samples)
         found = {name: moving.probability(name, *pair, classes) for name in names}
     return processes.shared(found, 0)
-
-
-def _entropy(data: Data) -> float:
-    """Of the labels, in nats a sample: what one who knows how frequent they are does not know."""
-    labels = targets_of(data).reshape(-1)
-    parts = labels.unique(return_counts=True)[1].double() / len(labels)
-    return float(-(parts * parts.log()).sum())
-
-
-def _explained(log_evidence: float, samples: int, entropy: float | None) -> float:
-    """The part of the labels that a network explains: guessing by their frequencies explains nothing. 1 if they are not classes."""
-    if entropy is None:
-        return 1.0
-    return 1 + log_evidence / (samples * entropy) if entropy > 0 else 0.0
 
 
 def _planned(fitter: Fitter, seeds: int, budget: float) -> tuple[Forecast, float, float]:
@@ -279,7 +264,7 @@ def _verdict(
         if contradiction := contradicted(finding, opinion, ahead):
             judgement, why = "undecided", contradiction
         likelihood = float(fit.evidence.log_likelihood)
-        if finding.stuck and mistaken(search.explained, likelihood, opinion):
+        if finding.stuck and mistaken(search, likelihood, opinion):
             judgement, why = "no", ""
     prices = search.prices.get(question.symmetry, {})
     layers = tuple(LayerAnswer(layer, price.nats, price.needed) for layer, price in prices.items())
@@ -301,12 +286,12 @@ def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> s
     return ""
 
 
-def mistaken(explained: Callable[[float], float], log_likelihood: float, opinion: Opinion) -> bool:
+def mistaken(search: Search, log_likelihood: float, opinion: Opinion) -> bool:
     """Whether a network that explains the labels is worse than guessing when it is averaged over the group.
 
     It then gives moved images other labels, and is sure of them. A network that keeps the symmetry can only guess, and is not stuck.
     """
-    return explained(log_likelihood) >= LITTLE and explained(log_likelihood + opinion.training.nats) < 0
+    return search.explained(log_likelihood) >= search.little and search.explained(log_likelihood + opinion.training.nats) < 0
 
 
 def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:
@@ -328,9 +313,12 @@ def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
     if best is None:
         raise ValueError("nothing was learned: the evidence of every network has failed; train longer, or rescale the inputs")
     for question, verdict in zip(search.questions, verdicts, strict=True):
-        strict = search.best(question.strict)
+        strict, shut = search.best(question.strict), search.shut(question)
         if verdict.judgement == "yes" and best.network == question.relaxed and strict is not None:
-            best = strict if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW else best
+            if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW:
+                best = strict
+            elif shut is not None and search.closed(question) < FEW:
+                return shut.key
     own = [search.prices.get(question.symmetry, {}) for question in search.questions if question.relaxed == best.network]
     unneeded = {name for prices in own for name, price in prices.items() if price.needed is False}  # of this network alone
     for run in search.outcomes:

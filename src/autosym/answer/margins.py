@@ -98,6 +98,18 @@ def mean(gains: Sequence[float]) -> Margin | None:
     return Margin(sum(gains) / len(gains), deviation / math.sqrt(len(gains)), freedom)
 
 
+def closed(breaking: Margin, lost: float, gains: Sequence[float]) -> Margin:
+    """What breaking gains if its best end is without what breaks only so many nats worse, as the strict network then can be, too.
+
+    The error is that of one of the pairs from the same ends, whose ``gains`` are given.
+    """
+    if lost >= breaking.nats:
+        return breaking
+    deviation, freedom = spread(Value(gain) for gain in gains)
+    error = breaking if math.isinf(deviation) else Margin(0.0, deviation, freedom)
+    return Margin(lost, error.error, error.freedom)
+
+
 def margin(one: Value | None, other: Value | None, chance: float, freedom: int) -> Margin:
     """What ``one`` has more than ``other``; None has failed. ``chance`` is what training adds, known by so many degrees of freedom."""
     if one is None or other is None:

@@ -4,7 +4,8 @@
     long     every network at its best width, by all seeds (by one if the network is hopeless)
     on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
     whole    the evidence of the whole network at the best end of each: margins are between these
-    more     another seed for questions that are undecided, while there is budget
+    closed   where that is open, and breaking is ahead: its best end without all that breaks, the rest fitted on, and with it
+    more     another seed for questions that are still undecided, while there is budget
     layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
 
 So neither hypothesis loses by a worse optimum: each is also fitted from the other's end. Before "whole", evidence is that of Kronecker
@@ -74,6 +75,7 @@ class Search:
     moved: Mapping[str, float] = field(
         default_factory=dict
     )  # by symmetry, how probable it is that data with it look like these
+    little: float = LITTLE  # a strict network that explains less says nothing of its symmetry
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
     prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
@@ -148,30 +150,62 @@ class Search:
         self._go(Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end)))
 
     def _more(self) -> None:
-        """Another seed for what is undecided, as long as the budget lasts."""
+        """For what is undecided: what is lost without all that breaks, then another seed, as long as the budget lasts."""
         seed = self.plan.seeds
         while True:
-            open_yet = [f.symmetry for f in self.findings() if f.judgement == "undecided"]
-            asked = [q for q in self.questions if q.symmetry in open_yet]
+            for question in self._undecided():
+                self._close(question)
+            asked = self._undecided()
             networks = list(dict.fromkeys(n for q in asked for n in q.networks))
             long = [Run(network, self.width(network), seed, "long") for network in networks]
             each = self.plan.part("long") + 2 * self.plan.part("on") + self.plan.part("whole")
             if not long or self.spent + sum(each * self.cost(run.network, run.width) for run in long) > self.plan.budget:
                 return
-            self.tell(f"another seed for {', '.join(open_yet)}")
+            self.tell(f"another seed for {', '.join(question.symmetry for question in asked)}")
             self._go(long)
             self._go(run for question in asked for run in self._pairs(question))
             self._take_whole(networks)
             seed += 1
 
+    def _undecided(self) -> list[Question]:
+        found = zip(self.questions, self.findings(), strict=True)
+        return [question for question, finding in found if finding.judgement == "undecided"]
+
+    def _close(self, question: Question) -> None:
+        """What the best end that may break the symmetry loses without all that breaks, where it is ahead of the strict network."""
+        relaxed, strict = (margins.best(self.values(network)) for network in (question.relaxed, question.strict))
+        if relaxed is None or strict is None or relaxed.log_evidence - strict.log_evidence <= margins.FEW:
+            return
+        each, shut = self._opened(question), self.shut(question)
+        runs = [run for run in (each, shut) if run is not None and run not in self.outcomes]
+        if shut is not None and self.spent + sum(self._price(run) for run in runs) <= self.plan.budget:
+            self.tell(f"without all that breaks {question.symmetry}")
+            self._go(runs)
+
+    def closed(self, question: Question) -> float:
+        """The nats that the best end loses without all that breaks, both fitted on for as long; inf if it was not tried."""
+        each, shut = self._opened(question), self.shut(question)
+        if each not in self.outcomes or shut not in self.outcomes or not math.isfinite(self._value(each)):
+            return math.inf
+        return self._value(each) - self._value(shut)
+
+    def _opened(self, question: Question) -> Run | None:
+        """On from the best end of the relaxed network; from it layers are left out."""
+        end = max(self._of(question.relaxed, *FITS), key=self._value, default=None)
+        if end is None or not math.isfinite(self._value(end)):
+            return None
+        return Run(end.network, end.width, end.seed, "layers", end.key)
+
+    def shut(self, question: Question) -> Run | None:
+        """The same without what breaks, in all layers."""
+        each, names = self._opened(question), self.layers(question.relaxed)
+        return replace(each, left=tuple(sorted(names))) if each is not None and names else None
+
     def _price_layers(self, question: Question) -> None:
         """Which layers need the paths that break: left out one by one, then all that are worth little, or half of them and then others."""
-        ends = self._of(question.relaxed, *FITS)
-        end = max(ends, key=self._value, default=None)
-        names = self.layers(question.relaxed)
-        if end is None or not names or not math.isfinite(self._value(end)):
+        each, names = self._opened(question), self.layers(question.relaxed)
+        if each is None or not names:
             return
-        each = Run(end.network, end.width, end.seed, "layers", end.key)
         if self.spent + (len(names) + 2) * self._price(each) > self.plan.budget:
             return
         self.tell(f"which layers break {question.symmetry}")
@@ -230,14 +264,17 @@ class Search:
     def spread(self, *networks: str) -> tuple[float, int]:
         """The standard deviation between seeds of the best ends of each network, or of these, and its degrees of freedom.
 
-        Runs that all learned nothing are alike, and tell nothing of those that did.
+        Runs that learned nothing tell nothing of those that did, if two or more did. If one did, nobody knows how good others would be.
         """
-        found: dict[tuple[str, int], float] = {}
+        arms: dict[str, dict[int, float]] = {}
         for run in (run for network in networks or self.plan.networks for run in self._of(network, *FITS)):
-            arm = (f"{run.network} {self.route(run)}", run.seed)
-            found[arm] = max(self._value(run), found.get(arm, -math.inf))
-        alive = {arm for (arm, _), value in found.items() if not self._is_nothing(value)}
-        return margins.spread([Value(value, 0.0, arm) for (arm, _), value in found.items() if arm in alive])
+            ends = arms.setdefault(f"{run.network} {self.route(run)}", {})
+            ends[run.seed] = max(self._value(run), ends.get(run.seed, -math.inf))
+        told: list[Value] = []
+        for arm, ends in arms.items():
+            alive = [value for value in ends.values() if not self._is_nothing(value)]
+            told += [Value(value, 0.0, arm) for value in (alive if len(alive) > 1 else ends.values() if alive else ())]
+        return margins.spread(told)
 
     def idle(self) -> tuple[int, int]:
         """How many of the fits learned nothing, and how many there are."""
@@ -289,19 +326,16 @@ class Search:
         strict, untied = (margins.best(self.values(network)) for network in (question.strict, question.untied))
         chance, freedom = self.between(question.strict, question.untied)
         tie = margins.margin(strict, untied, chance, freedom)
-        ways = [
-            margins.margin(
-                margins.best(self.values(question.relaxed)), strict, *self.between(question.relaxed, question.strict)
-            )
-        ]
-        for network in dict.fromkeys((question.untied, *question.breaking)):
-            ways.append(margins.margin(margins.best(self.values(network)), strict, *self.between(network, question.strict)))
-        pairs = margins.mean(self.gains(question))
+        breakers = (question.relaxed, question.untied, *question.breaking)
+        best_of = {network: margins.best(self.values(network)) for network in breakers}
+        ways = [margins.margin(best_of[network], strict, *self.between(network, question.strict)) for network in best_of]
+        gains = self.gains(question)
+        ways[0] = margins.closed(ways[0], self.closed(question), gains)
+        pairs = margins.mean(gains)
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
-        weak, moved = explained < LITTLE, self.moved.get(question.symmetry, 1.0)
+        weak, moved = explained < self.little, self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak)
         breaking = margins.telling(ways, judgement, pairs, moved)
-        breakers = (question.relaxed, question.untied, *question.breaking)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
         trials = {"a larger network": self._widened(question.strict), "longer runs": self._longer(question.strict)}
         tried = {what: gain for what, gain in trials.items() if gain is not None and math.isfinite(gain)}  # else one has failed
@@ -338,8 +372,8 @@ class Search:
         (between, freedom), own = self.spread(), self.spread(one, other)
         if own[1] and own[0] > between:
             between, freedom = own
-        runs = [[run for run in self._of(network, *FITS) if math.isfinite(self._value(run))] for network in (one, other)]
-        seeds = [len({run.seed for run in some}) for some in runs]  # one that has failed is no chance to be the best
+        runs = [[run for run in self._of(network, *FITS) if not self._is_nothing(self._value(run))] for network in (one, other)]
+        seeds = [len({run.seed for run in some}) for some in runs]  # one that learned nothing is no chance to be the best
         return between * math.hypot(*map(margins.of_best, seeds)), freedom
 
     def _last_rise(self, network: str) -> tuple[float, Margin | None]:

@@ -140,12 +140,9 @@ def simplify(
         affords = not fewer and not fast and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole", refit=refit)
-    if refit:
-        _refuse_other_data(
-            fitted, _without(fitted, (), data, options, refined=False, refit=0)
-        )  # before anything is trained on them
-    simplest = without(())
+    simplest = without((), refit=0)  # nothing is trained on data that are not those of the fit
     _refuse_other_data(fitted, simplest)
+    simplest = without(()) if refit else simplest
     before = _log_evidence(simplest)
     known = _screened(simplest, data, tuple(candidates), nats, options) if fast else {}
     worth = dict(known)
@@ -247,7 +244,7 @@ def _log_evidence(fitted: Fit) -> float:
 
 
 @torch.no_grad()
-def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int) -> Fit:
+def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0) -> Fit:
     """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs."""
     model, prior, likelihood = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior), copy.deepcopy(fitted.likelihood)
     if refit:
