@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -314,8 +313,7 @@ def test_data_that_are_not_a_batch_with_targets_are_refused(data, change, messag
 def test_a_network_that_can_only_guess_is_not_stuck_if_averaging_is_worse_than_guessing(likelihood, lost, expected):
     guessing = 240 * math.log(4)
     opinion = Opinion("c4", "conv", 4, Gain(lost, 20.0))
-    search = SimpleNamespace(explained=lambda value: 1 + value / guessing, little=LITTLE)
-    assert discovering.mistaken(search, likelihood, opinion) is expected
+    assert discovering.mistaken(lambda value: 1 + value / guessing, LITTLE, likelihood, opinion) is expected
 
 
 # ---- a real case of each verdict: embedded digits in one of four quadrants

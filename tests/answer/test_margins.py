@@ -27,6 +27,12 @@ def test_the_spread_is_pooled_over_arms_and_leaves_out_what_learned_nothing():
     assert margins.spread([Value(1.0, 0.0, "a"), Value(2.0, 0.0, "b")]) == (math.inf, 0)
 
 
+@pytest.mark.parametrize(("lost", "nats"), [(-3.0, -3.0), (4.0, 4.0), (FEW, 60.0), (300.0, 60.0), (math.inf, 60.0)])
+def test_closing_says_that_breaking_gains_next_to_nothing_or_nothing_at_all(lost, nats):
+    assert margins.closed(Margin(60.0, 20.0, 4), lost) == Margin(nats, 20.0, 4)
+    assert margins.closed(Margin(-8.0, 20.0, 4), 5.0) == Margin(-8.0, 20.0, 4)
+
+
 def test_a_margin_has_both_errors_of_the_estimator_and_chance():
     found = margins.margin(Value(-90.0, 3.0), Value(-100.0, 4.0), 12.0, 2)
     assert (found.nats, found.error, found.freedom) == (10.0, 13.0, 2)

@@ -375,37 +375,69 @@ def test_one_run_that_learned_nothing_does_not_make_the_others_unsure():
     assert error((1, 2))[0] > 1000
 
 
-@pytest.mark.parametrize("lost", [3.0, 300.0])
-def test_breaking_gains_no_more_than_its_best_end_loses_without_what_breaks(lost):
-    """By chance the best network that may break it is 60 nats ahead; without what breaks it keeps all but ``lost`` of them."""
+class Ahead(Stub):
+    """By chance the best network that may break it is ahead; without what breaks in both layers it keeps all but ``lost`` of that."""
 
-    class Ahead(Stub):
-        def value(self, run):
-            if run.stage == "layers":
-                return super().value(replace(run, left=())) - lost * (len(run.left) == 2)
-            return super().value(run)
+    lost, late = 3.0, 0.0  # ``late``: how much better the fourth seed is
 
-    def found(layers=lambda network: ("first", "second")):
-        ahead = SYMMETRIC | {"f-fc+conv": -940.0}
-        search = searched(Ahead(ahead, noise=60.0, stuck=True), layers=layers, budget=12.0)
-        return search, *search.findings()
+    def value(self, run):
+        found = super().value(replace(run, left=())) + self.late * (run.seed == 3 and run.stage == "long")
+        return found - self.lost * (len(run.left) == 2)
 
-    search, finding = found()
-    _, open_yet = found(layers=lambda network: ())
-    assert open_yet.judgement == "undecided"
-    assert open_yet.breaking.nats > 30
+
+def ahead(lost, nats=60.0, noise=60.0, budget=12.0, layers=("first", "second"), late=0.0, **more):
+    stub = Ahead(SYMMETRIC | {"f-fc+conv": -1000.0 + nats}, noise=noise, stuck=True)
+    stub.lost, stub.late = lost, late
+    return searched(stub, layers=lambda network: layers, budget=budget, **more)
+
+
+@pytest.mark.parametrize("lost", [3.0, 40.0, 300.0])
+def test_breaking_gains_next_to_nothing_if_its_best_end_loses_that_without_what_breaks(lost):
+    search, (before,) = ahead(lost), ahead(lost, layers=()).findings()
+    (finding,) = search.findings()
+    assert before.judgement == "undecided"
+    assert before.breaking.nats > 50
     assert search.closed(SHIFTS) == pytest.approx(lost)
     assert finding.judgement == ("yes" if lost < 10 else "undecided")
-    assert finding.breaking.nats == pytest.approx(min(lost, open_yet.breaking.nats))
+    assert finding.breaking.nats == pytest.approx(3.0 if lost < 10 else before.breaking.nats)
     assert {run.left for run in search.outcomes if run.stage == "layers"} == {(), ("first", "second")}
-    chosen = discovering._chosen(search, [SimpleNamespace(judgement=finding.judgement)])
-    assert (chosen == search.shut(SHIFTS).key) == (finding.judgement == "yes"), "as good as the best, and keeps the symmetry"
+    chosen = discovering._chosen(search, [SimpleNamespace(judgement="yes")])
+    assert (chosen == search.shut(SHIFTS).key) == (lost < 10), "as good as the best, and keeps the symmetry"
 
 
-def test_a_clear_verdict_needs_no_closing():
-    for evidence, made in ((SYMMETRIC, set()), (BROKEN, {(), ("a",), ("needed",)})):
-        search = searched(Stub(evidence), layers=lambda network: ("a", "needed"), budget=12.0)
-        assert {run.left for run in search.outcomes if run.stage == "layers"} == made
+def test_the_strict_network_is_returned_where_it_is_as_good():
+    search = ahead(3.0, nats=5.0, noise=0.0)
+    assert discovering._chosen(search, [SimpleNamespace(judgement="yes")]) == search.best("conv").start
+    assert not search.shuts
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(3.0, "yes"), (300.0, "no")])
+def test_a_no_is_asked_whether_what_breaks_is_worth_anything(lost, expected):
+    search = ahead(lost, nats=300.0, noise=10.0)
+    assert verdicts(search) == [expected]
+    assert bool(search.prices) == (expected == "no")
+
+
+def test_a_no_that_the_data_confirm_stays_whatever_layers_are_worth():
+    search = ahead(3.0, nats=300.0, noise=10.0, moved={"translations": margins.RARE})
+    assert verdicts(search) == ["no"]
+    assert {run.left for run in search.outcomes if run.stage == "layers"} >= {("first",), ("second",)}
+
+
+def test_what_is_lost_without_all_that_breaks_is_asked_within_the_budget():
+    search = ahead(3.0, layers=())
+    search.layers = lambda network: ("first", "second")
+    for left, closes in ((0.01, False), (1.0, True)):
+        search.plan.budget = search.spent + left
+        search._close()
+        assert bool(search.shuts) == closes
+
+
+def test_another_best_end_is_asked_again():
+    """A fourth seed is better: what the second lost says nothing of it."""
+    search = ahead(40.0, budget=30.0, late=100.0)
+    assert {run.seed for run in search.shuts} == {1, 3}
+    assert search.shut(SHIFTS) in search.shuts
 
 
 def test_evidence_that_cannot_be_is_said():

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path as File
 from typing import Any
 
@@ -109,7 +110,7 @@ def discover(
     with told(progress, forecast, fitter.price) as (fitter.say, tell):
         tell(f"{len(fitter.plan.networks)} networks, up to {budget:g} fits of the largest: about {spoken(forecast.left)}")
         perform = fitter.perform if deadline is None else deadline.perform
-        steps = (perform, fitter.share, tell, fitter.networks.route, fitter.layers)
+        steps = (perform, fitter.share, tell, fitter.networks.route, cache(fitter.layers))
         classes, questions = _classes(fitter.networks, likelihood), fitter.networks.questions
         explained = guessing.explained(targets_of(fitter.data), likelihood, classes)
         moved = store.moved(lambda: _moved(names, fitter.data, fitter.samples, classes))
@@ -264,7 +265,7 @@ def _verdict(
         if contradiction := contradicted(finding, opinion, ahead):
             judgement, why = "undecided", contradiction
         likelihood = float(fit.evidence.log_likelihood)
-        if finding.stuck and mistaken(search, likelihood, opinion):
+        if finding.stuck and mistaken(search.explained, search.little, likelihood, opinion):
             judgement, why = "no", ""
     prices = search.prices.get(question.symmetry, {})
     layers = tuple(LayerAnswer(layer, price.nats, price.needed) for layer, price in prices.items())
@@ -286,12 +287,12 @@ def contradicted(finding: Finding, opinion: Opinion, ahead: margins.Margin) -> s
     return ""
 
 
-def mistaken(search: Search, log_likelihood: float, opinion: Opinion) -> bool:
+def mistaken(explained: Callable[[float], float], little: float, log_likelihood: float, opinion: Opinion) -> bool:
     """Whether a network that explains the labels is worse than guessing when it is averaged over the group.
 
     It then gives moved images other labels, and is sure of them. A network that keeps the symmetry can only guess, and is not stuck.
     """
-    return search.explained(log_likelihood) >= search.little and search.explained(log_likelihood + opinion.training.nats) < 0
+    return explained(log_likelihood) >= little and explained(log_likelihood + opinion.training.nats) < 0
 
 
 def _candidates(search: Search, fitter: Fitter) -> list[Candidate]:
@@ -317,7 +318,7 @@ def _chosen(search: Search, verdicts: Sequence[Verdict]) -> str:
         if verdict.judgement == "yes" and best.network == question.relaxed and strict is not None:
             if search.outcomes[best].log_evidence - search.outcomes[strict].log_evidence < FEW:
                 best = strict
-            elif shut is not None and search.closed(question) < FEW:
+            elif shut is not None and shut.start == best.start and search.closed(question) < FEW:
                 return shut.key
     own = [search.prices.get(question.symmetry, {}) for question in search.questions if question.relaxed == best.network]
     unneeded = {name for prices in own for name, price in prices.items() if price.needed is False}  # of this network alone

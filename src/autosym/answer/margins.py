@@ -19,7 +19,7 @@ are moved and such pairs do not differ by what counts.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -98,16 +98,9 @@ def mean(gains: Sequence[float]) -> Margin | None:
     return Margin(sum(gains) / len(gains), deviation / math.sqrt(len(gains)), freedom)
 
 
-def closed(breaking: Margin, lost: float, gains: Sequence[float]) -> Margin:
-    """What breaking gains if its best end is without what breaks only so many nats worse, as the strict network then can be, too.
-
-    The error is that of one of the pairs from the same ends, whose ``gains`` are given.
-    """
-    if lost >= breaking.nats:
-        return breaking
-    deviation, freedom = spread(Value(gain) for gain in gains)
-    error = breaking if math.isinf(deviation) else Margin(0.0, deviation, freedom)
-    return Margin(lost, error.error, error.freedom)
+def closed(breaking: Margin, lost: float) -> Margin:
+    """What breaking gains if its best end ``lost`` so many nats without what breaks: the strict network then can be as good, too."""
+    return replace(breaking, nats=lost) if lost < min(breaking.nats, FEW) else breaking
 
 
 def margin(one: Value | None, other: Value | None, chance: float, freedom: int) -> Margin:

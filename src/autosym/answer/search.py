@@ -4,8 +4,8 @@
     long     every network at its best width, by all seeds (by one if the network is hopeless)
     on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
     whole    the evidence of the whole network at the best end of each: margins are between these
-    closed   where that is open, and breaking is ahead: its best end without all that breaks, the rest fitted on, and with it
-    more     another seed for questions that are still undecided, while there is budget
+    closed   where breaking is ahead: its best end without all that breaks, the rest fitted on, and with it
+    more     another seed for questions that are undecided, while there is budget
     layers   where a symmetry is broken: each layer without what breaks it, then all that do not need it, the rest fitted on
 
 So neither hypothesis loses by a worse optimum: each is also fitted from the other's end. Before "whole", evidence is that of Kronecker
@@ -78,6 +78,7 @@ class Search:
     little: float = LITTLE  # a strict network that explains less says nothing of its symmetry
     outcomes: dict[Run, Outcome] = field(default_factory=dict)
     spent: float = 0.0
+    shuts: set[Run] = field(default_factory=set)  # that were made to see what is lost without all that breaks
     prices: dict[str, dict[str, Price]] = field(default_factory=dict)  # by symmetry and layer
 
     def run(self) -> "Search":
@@ -150,12 +151,12 @@ class Search:
         self._go(Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end)))
 
     def _more(self) -> None:
-        """For what is undecided: what is lost without all that breaks, then another seed, as long as the budget lasts."""
+        """For what is undecided: another seed, as long as the budget lasts."""
         seed = self.plan.seeds
         while True:
-            for question in self._undecided():
-                self._close(question)
-            asked = self._undecided()
+            self._close()
+            found = zip(self.questions, self.findings(), strict=True)
+            asked = [question for question, finding in found if finding.judgement == "undecided"]
             networks = list(dict.fromkeys(n for q in asked for n in q.networks))
             long = [Run(network, self.width(network), seed, "long") for network in networks]
             each = self.plan.part("long") + 2 * self.plan.part("on") + self.plan.part("whole")
@@ -167,25 +168,29 @@ class Search:
             self._take_whole(networks)
             seed += 1
 
-    def _undecided(self) -> list[Question]:
-        found = zip(self.questions, self.findings(), strict=True)
-        return [question for question, finding in found if finding.judgement == "undecided"]
+    def _close(self) -> None:
+        """What the best end that may break a symmetry loses without all that breaks, where it is ahead of the strict network.
 
-    def _close(self, question: Question) -> None:
-        """What the best end that may break the symmetry loses without all that breaks, where it is ahead of the strict network."""
-        relaxed, strict = (margins.best(self.values(network)) for network in (question.relaxed, question.strict))
-        if relaxed is None or strict is None or relaxed.log_evidence - strict.log_evidence <= margins.FEW:
-            return
-        each, shut = self._opened(question), self.shut(question)
-        runs = [run for run in (each, shut) if run is not None and run not in self.outcomes]
-        if shut is not None and self.spent + sum(self._price(run) for run in runs) <= self.plan.budget:
-            self.tell(f"without all that breaks {question.symmetry}")
-            self._go(runs)
+        Unless the verdict is a yes, or a no that the data themselves confirm: they change when they are moved.
+        """
+        for question, finding in zip(self.questions, self.findings(), strict=True):
+            confirmed = finding.judgement == "no" and self.moved.get(question.symmetry, 1.0) <= margins.RARE
+            relaxed, strict = (margins.best(self.values(network)) for network in (question.relaxed, question.strict))
+            each, shut = self._opened(question), self.shut(question)
+            if finding.judgement == "yes" or confirmed or None in (relaxed, strict, each, shut) or shut in self.shuts:
+                continue
+            assert relaxed and strict and each and shut
+            runs = [run for run in (each, shut) if run not in self.outcomes]
+            ahead = relaxed.log_evidence - strict.log_evidence > margins.FEW
+            if ahead and self.spent + sum(map(self._price, runs)) <= self.plan.budget:
+                self.tell(f"without all that breaks {question.symmetry}")
+                self._go(runs)
+                self.shuts.add(shut)
 
     def closed(self, question: Question) -> float:
         """The nats that the best end loses without all that breaks, both fitted on for as long; inf if it was not tried."""
         each, shut = self._opened(question), self.shut(question)
-        if each not in self.outcomes or shut not in self.outcomes or not math.isfinite(self._value(each)):
+        if each is None or shut not in self.shuts or not math.isfinite(self._value(each)):
             return math.inf
         return self._value(each) - self._value(shut)
 
@@ -329,9 +334,8 @@ class Search:
         breakers = (question.relaxed, question.untied, *question.breaking)
         best_of = {network: margins.best(self.values(network)) for network in breakers}
         ways = [margins.margin(best_of[network], strict, *self.between(network, question.strict)) for network in best_of]
-        gains = self.gains(question)
-        ways[0] = margins.closed(ways[0], self.closed(question), gains)
-        pairs = margins.mean(gains)
+        ways[0] = margins.closed(ways[0], self.closed(question))
+        pairs = margins.mean(self.gains(question))
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
         weak, moved = explained < self.little, self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak)
