@@ -17,6 +17,7 @@ from autosym.surgery import simplifying
 from autosym.surgery.handing_over import hand_over, relaxed, silence, wake, without
 from autosym.surgery.refitting import fitted_on
 from autosym.surgery.widening import anew, widened
+from autosym.training.guarding import NothingLearned
 from searched import pictures
 
 SMALL = {"in_shape": (1, 8, 8), "classes": 3, "width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
@@ -153,18 +154,35 @@ def test_simplify_refits_for_a_tenth_of_the_fit_unless_its_data_were_augmented(f
     assert not asked
     for epochs, expected in ((20, 5), (99, 10), (200, 20)):
         asked.clear()
-        longer = replace(fitted, schedule=replace(fitted.schedule, epochs=epochs))
+        longer = replace(fitted, history=[{}] * epochs)
         found = autosym.simplify(longer, data, curvature="kronecker").model.simplification
-        assert set(asked) == {expected}
-        assert [p.nats for p in found.paths] == [p.nats for p in as_they_are.paths], (
-            "what cannot be fitted on is priced as it is"
-        )
+        assert asked == [expected], "if all paths together cannot be fitted on, no network is"
+        assert found.refit == 0
+        assert [p.nats for p in found.paths] == [p.nats for p in as_they_are.paths]
     asked.clear()
     autosym.simplify(replace(fitted, augmented=True), data, curvature="kronecker")
     autosym.simplify(fitted, data, fast=True)
     with pytest.raises(ValueError, match="data of the fit"):
         autosym.simplify(fitted, (data[0] + 1, data[1]))
     assert not asked, "nothing is trained on other data"
+
+
+def test_a_network_that_cannot_be_fitted_on_is_priced_as_it_is(fit, monkeypatch):
+    """Beside the others with all paths, which can be."""
+    fitted, data = fit
+    options = {"curvature": "kronecker", "nats": -1e9}
+    refitted = autosym.simplify(fitted, data, refit=3, **options).model.simplification
+    as_they_are = autosym.simplify(fitted, data, refit=0, **options).model.simplification
+    monkeypatch.setattr(simplifying, "fitted_on", lambda *given: fitted_on(*given) if not given[1] else _fail())
+    found = autosym.simplify(fitted, data, refit=3, **options).model.simplification
+    assert found.refit == 3
+    assert found.log_evidence[0] == refitted.log_evidence[0]
+    alone = [as_they_are.log_evidence[0] - p.nats for p in as_they_are.paths]
+    assert [found.log_evidence[0] - p.nats for p in found.paths] == pytest.approx(alone)
+
+
+def _fail():
+    raise NothingLearned("as if it had failed")
 
 
 def test_a_fit_knows_whether_it_was_trained_on_other_data_than_its_evidence_is_of(fit, tmp_path):

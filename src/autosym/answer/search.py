@@ -177,12 +177,11 @@ class Search:
             confirmed = finding.judgement == "no" and self.moved.get(question.symmetry, 1.0) <= margins.RARE
             relaxed, strict = (margins.best(self.values(network)) for network in (question.relaxed, question.strict))
             each, shut = self._opened(question), self.shut(question)
-            if finding.judgement == "yes" or confirmed or None in (relaxed, strict, each, shut) or shut in self.shuts:
+            if finding.judgement == "yes" or confirmed or relaxed is None or strict is None or each is None or shut is None:
                 continue
-            assert relaxed and strict and each and shut
             runs = [run for run in (each, shut) if run not in self.outcomes]
             ahead = relaxed.log_evidence - strict.log_evidence > margins.FEW
-            if ahead and self.spent + sum(map(self._price, runs)) <= self.plan.budget:
+            if ahead and shut not in self.shuts and self.spent + sum(map(self._price, runs)) <= self.plan.budget:
                 self.tell(f"without all that breaks {question.symmetry}")
                 self._go(runs)
                 self.shuts.add(shut)

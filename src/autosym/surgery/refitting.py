@@ -22,12 +22,12 @@ from autosym.surgery.handing_over import hand_over, without
 from autosym.training.fitted import Fit
 from autosym.training.fitting import fit
 
-PART, LEAST = 0.1, 5  # of the epochs of the fit, and at least so many
+PART, LEAST = 0.1, 5  # of the epochs that the fit took, and at least so many
 
 
 def enough(fitted: Fit) -> int:
     """The epochs after which prices tell what paths are worth; 0 for a fit on augmented data, which are not at hand."""
-    return 0 if fitted.augmented else max(LEAST, math.ceil(PART * fitted.schedule.epochs))
+    return 0 if fitted.augmented else max(LEAST, math.ceil(PART * (len(fitted.history) or fitted.schedule.epochs)))
 
 
 def fitted_on(

@@ -139,10 +139,15 @@ def simplify(
         each = 2 if total == math.inf else 3  # alone, beside others, and put back
         affords = not fewer and not fast and fitted.affords_whole(data, times=each * len(candidates) + 1)
         curvature = "whole" if affords else "kronecker"
-    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole", refit=refit)
-    simplest = without((), refit=0)  # nothing is trained on data that are not those of the fit
+    without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
+    simplest = without(())  # nothing is trained on data that are not those of the fit
     _refuse_other_data(fitted, simplest)
-    simplest = without(()) if refit else simplest
+    if refit:
+        try:
+            simplest = without((), refit=refit)
+        except (NotFinite, NothingLearned):
+            refit = 0  # then all networks are compared as they are
+    without = partial(without, refit=refit)
     before = _log_evidence(simplest)
     known = _screened(simplest, data, tuple(candidates), nats, options) if fast else {}
     worth = dict(known)
@@ -245,10 +250,13 @@ def _log_evidence(fitted: Fit) -> float:
 
 @torch.no_grad()
 def _without(fitted: Fit, stems: Sequence[str], data: Data, options: Mapping[str, Any], refined: bool, refit: int = 0) -> Fit:
-    """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs."""
+    """The fit with the named paths at zero, and its evidence; the rest fitted on for ``refit`` epochs.
+
+    If that fails the rest is left as it is, or without ``stems`` it is an error.
+    """
     model, prior, likelihood = copy.deepcopy(fitted.model), copy.deepcopy(fitted.prior), copy.deepcopy(fitted.likelihood)
     if refit:
-        with torch.enable_grad(), suppress(NotFinite, NothingLearned):  # which leave it as it is
+        with torch.enable_grad(), suppress(*((NotFinite, NothingLearned) if stems else ())):
             model, prior, likelihood = fitted_on(fitted, stems, data, refit, options.get("memory"))
     for name, parameter in model.named_parameters():
         if any(is_under(name, stem) for stem in stems):

@@ -87,7 +87,7 @@ class Fit:
         cannot = "" if self.evidence.possible else f", which cannot be: at most {most}"
         gained = ", nothing was gained" if self.nothing_gained else ""
         again = f", {self.recoveries} recoveries" if self.recoveries else ""
-        less = ", simplified: print(fit.model.simplification)" if self.simplified else ""
+        less = ", simplified: print(fit.model.simplification)" if hasattr(self.model, "simplification") else ""
         return f"<Fit of {type(self.model).__name__}: {found}{cannot}, {len(self.history)} epochs{again}{gained}{less}>"
 
     def __post_init__(self) -> None:
@@ -357,7 +357,7 @@ def _unpacked(state: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn
         estimate=estimate,
         seed=state["seed"],
         simplified=state["simplified"],
-        augmented=state.get("augmented", False),
+        augmented=state.get("augmented", True),  # files of before do not say: nothing is trained on what may be other data
         weights=weights,
         started=state.get("started", {}),
         start=unpack(state.get("start"), tensors, KINDS),
