@@ -285,8 +285,8 @@ class Fitter:
         at = laplace.at(model, self.data, likelihood, memory=self.options.get("memory"))
         prior = Prior(at.names, end.precision)
         with torch.no_grad():
-            found = (model, prior, at.likelihood, self.schedule, [], at(prior), at, self.runs[key].seed)
-            return Fit(*found, augmented="augment" in self.options)
+            fitted = Fit(model, prior, at.likelihood, self.schedule, [], at(prior), at, self.runs[key].seed)
+            return replace(fitted, augmented="augment" in self.options)
 
     def _whole(self, run: Run) -> Outcome:
         fitted = self.fitted(run.start)
