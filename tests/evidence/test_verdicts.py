@@ -9,6 +9,7 @@ import torch
 import autosym
 from autosym.evidence import verdicts
 from autosym.evidence.cautions import (
+    Borders,
     Dead,
     Guessing,
     Impossible,
@@ -40,6 +41,16 @@ def just_below(value):
 
 
 # ---- layers
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, True), (0.049, True), (0.05, False), (None, False)])
+@pytest.mark.parametrize("limits", [["borders", "strides"], ["strides"], []])
+def test_layers_found_symmetric_up_to_borders_are_named(share, said, limits):
+    known = Known(-10.0, 100, 4)
+    found = verdicts.cautions(network(share, 0.5), known, {"l0": limits, "l1": ["borders"]})
+    expected = (Borders(("l0",)),) if said and "borders" in limits else ()
+    assert found == expected
+    assert all("lift" in str(caution) for caution in found)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +158,11 @@ def test_it_is_what_a_path_keeps_that_decides_not_its_name():
 
 
 def test_limits_of_groups_are_not_limits_of_translations():
-    limits = {"1": ["borders and strides", "interpolation"]}
+    limits = {"1": ["borders", "interpolation"]}
     (turned,) = verdicts.layers([path("f-fc", share=0.0, symmetric=False), path("gconv:c8", share=1.0)], limits=limits)
-    assert turned.up_to == ("borders and strides", "interpolation")
+    assert turned.up_to == ("borders", "interpolation")
     (shifted,) = verdicts.layers([path("conv", share=0.4), path("own", share=0.6)], limits=limits)
-    assert shifted.up_to == turned.shifts_up_to == ("borders and strides",)
+    assert shifted.up_to == turned.shifts_up_to == ("borders",)
     assert verdicts.layers([path()])[0].up_to == ()
 
 

@@ -134,7 +134,7 @@ def test_equivariant_negative_control(constructor, shift):
 
 @pytest.mark.parametrize(("name", "constructor", "shape"), [case for case in PATHS if len(case.values[2]) == 3])
 def test_a_path_keeps_what_it_says_of_translations(name, constructor, shape):
-    """And does not keep what it does not say. Equivariance is between maps of one size, up to borders and strides."""
+    """And does not keep what it does not say. Equivariance is between maps of one size, up to borders."""
     path, x = make(constructor, shape)
     y, moved = path(x), path(x.roll((1, 1), (-2, -1)))
     assert torch.allclose(moved, y) == path.keeps.invariant

@@ -170,6 +170,7 @@ def test_simplify_refits_for_a_tenth_of_the_fit_unless_its_data_were_augmented(f
 def test_a_network_that_cannot_be_fitted_on_is_priced_as_it_is(fit, monkeypatch):
     """Beside the others with all paths, which can be."""
     fitted, data = fit
+    monkeypatch.setattr(simplifying, "IDLE", 0.0)
     options = {"curvature": "kronecker", "nats": -1e9}
     refitted = autosym.simplify(fitted, data, refit=3, **options).model.simplification
     as_they_are = autosym.simplify(fitted, data, refit=0, **options).model.simplification
@@ -179,6 +180,25 @@ def test_a_network_that_cannot_be_fitted_on_is_priced_as_it_is(fit, monkeypatch)
     assert found.log_evidence[0] == refitted.log_evidence[0]
     alone = [as_they_are.log_evidence[0] - p.nats for p in as_they_are.paths]
     assert [found.log_evidence[0] - p.nats for p in found.paths] == pytest.approx(alone)
+
+
+def test_paths_that_do_nothing_are_priced_as_they_are_and_told(fit, monkeypatch, capsys):
+    fitted, data = fit
+    stems = [f"{name}.f-fc" for name in relaxed(fitted.model)]
+    monkeypatch.setattr(simplifying, "IDLE", 1e9)
+    found = autosym.simplify(fitted, data, curvature="kronecker", refit=3, progress=True)
+    as_they_are = autosym.simplify(fitted, data, curvature="kronecker", refit=0).model.simplification
+    assert [p.nats for p in found.model.simplification.paths] == [p.nats for p in as_they_are.paths]
+    assert found.model.simplification.refit == 0, "nothing is fitted on if no path does anything"
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == [f"without {stem}" for stem in stems]
+    first = fitted.symmetry().optional()[0].effective_parameters
+    monkeypatch.setattr(simplifying, "IDLE", first + 1e-9)
+    asked = []
+    monkeypatch.setattr(simplifying, "fitted_on", lambda *given: asked.append(tuple(given[1])) or fitted_on(*given))
+    autosym.simplify(fitted, data, curvature="kronecker", nats=-1e9, refit=3)
+    others = [(stem,) for p, stem in zip(fitted.symmetry().optional(), stems, strict=True) if p.effective_parameters > first]
+    assert asked == [(), *others]
 
 
 def _fail():

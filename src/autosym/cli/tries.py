@@ -96,17 +96,17 @@ class Tries:
 
     def _ended(self, fitted: Fit) -> Fit:
         """Without the paths that the data do not support; with the evidence of the whole network if Kronecker's is not above guessing."""
-        ended = priced(fitted, self.data) if self.simplified else fitted
+        ended = priced(fitted, self.data, self.progress) if self.simplified else fitted
         guessing = any(isinstance(caution, Guessing) for caution in ended.symmetry().cautions)
         if guessing and ended.affords_whole(self.data):
             ended = ended.refine(self.data)
         return fitted if nothing(ended) else ended
 
 
-def priced(fitted: Fit, data: tuple[Tensor, Tensor]) -> Fit:
+def priced(fitted: Fit, data: tuple[Tensor, Tensor], progress: bool = False) -> Fit:
     """The fit without the paths that the data do not support, if there are any to leave out."""
     possible = fitted.schedule.step != "none" and fitted.symmetry().optional()
-    return simplify(fitted, data, curvature="kronecker") if possible else fitted
+    return simplify(fitted, data, curvature="kronecker", progress=progress) if possible else fitted
 
 
 def nothing(fitted: Fit) -> str:

@@ -176,7 +176,21 @@ class Moving:
         )
 
 
-Caution = OneClass | Dead | Guessing | Failed | Unused | Little | OneStep | Rising | Moving
+@dataclass(frozen=True)
+class Borders:
+    """``layers`` keep shifts up to borders only: by zero padding a network can tell position, whatever its paths do."""
+
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        some = _by_name(self.layers) if len(self.layers) < 4 else f"{len(self.layers)} layers"
+        return (
+            f"{some} keep{'s' if len(self.layers) == 1 else ''} shifts up to borders only, and a network can tell position by its borders "
+            'without a path for it. autosym.lift(cnn, images, "translations") makes one that cannot, and autosym.discover compares them.'
+        )
+
+
+Caution = OneClass | Dead | Guessing | Failed | Unused | Little | OneStep | Rising | Moving | Borders
 
 
 def _by_name(layers: Sequence[str]) -> str:

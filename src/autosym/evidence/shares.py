@@ -18,7 +18,7 @@ from autosym.curvature.owners import is_under
 from autosym.evidence.cautions import Caution
 from autosym.evidence.possible import Estimate
 from autosym.evidence.record import Evidence, in_words
-from autosym.linear.path import NOTHING, Kept
+from autosym.linear.path import NOTHING, Kept, Path
 from autosym.linear.sparse import Sparse
 from autosym.nn import symmetrised
 from autosym.nn.layers import Relaxed
@@ -58,6 +58,7 @@ class Symmetry:
     cautions: tuple[Caution, ...] = ()  # read them before relying on shares and ranges
     simplified: bool = False  # whether ``simplify`` dropped the paths that the data do not support
     relaxed: bool = False  # whether the model is one that ``relax`` returned
+    limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # of the symmetry, by layer
     nothing_gained: bool = False  # whether ``fit`` returned the model as it was given
     evidence: Evidence | None = field(default=None, repr=False)  # of the fit
 
@@ -224,4 +225,14 @@ def symmetry(model: nn.Module, prior: Prior, at: Estimate) -> Symmetry:
             symmetric = path in module.symmetric
             rows.append(PathShare(layer, path, symmetric, deltas, *counts, omega, module.keeps(path), learned))
     relaxed = any(hasattr(module, "relaxation") for module in model.modules())
-    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), relaxed=relaxed)
+    return Symmetry(tuple(rows), tuple(symmetrised.ranges(model).values()), relaxed=relaxed, limits=limits(model))
+
+
+def limits(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Why symmetric paths are only approximately equivariant, by relaxed layer: borders, strides, interpolation."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        parts = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
+        if own := {limit for part in parts if isinstance(part, Path) for limit in part.limits()}:
+            found[name] = tuple(sorted(own))
+    return found

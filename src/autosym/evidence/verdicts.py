@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from autosym.evidence import possible
 from autosym.evidence.cautions import (
+    Borders,
     Caution,
     Dead,
     Failed,
@@ -32,7 +33,7 @@ from autosym.evidence.cautions import (
     Unused,
 )
 from autosym.evidence.shares import PathShare
-from autosym.linear.path import INTERPOLATION, Kept
+from autosym.linear.path import BORDERS, INTERPOLATION, Kept
 
 STRICT, NEARLY = 0.01, 0.05  # upper limits of the share of paths that break a layer's symmetry
 CONSTANT = 0.01  # a path with an inverse lengthscale below it is constant in space
@@ -128,7 +129,7 @@ class Verdict:
 
 def verdict(paths: Sequence[PathShare], known: Known, limits: Mapping[str, Sequence[str]] | None = None) -> Verdict:
     """The verdict on the relaxed layers with these paths. They keep their symmetry up to ``limits``, by name of layer."""
-    found = cautions(paths, known)
+    found = cautions(paths, known, limits)
     guess = any(isinstance(caution, UNESTABLISHED) for caution in found)
     judged = layers(paths, known.learned, limits, guess)
     if any(isinstance(caution, Failed) for caution in found):
@@ -222,7 +223,9 @@ def _keeps(paths: Sequence[PathShare]) -> Kept:
 # ---- cautions
 
 
-def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
+def cautions(
+    paths: Sequence[PathShare], known: Known, limits: Mapping[str, Sequence[str]] | None = None
+) -> tuple[Caution, ...]:
     """What to print beside every table of shares and ranges: that nothing is established, or not yet settled."""
     unusable = _one_class(known) or failed(known)
     if unusable or not known.learned:
@@ -231,9 +234,18 @@ def cautions(paths: Sequence[PathShare], known: Known) -> tuple[Caution, ...]:
     little = _told_apart(known, dead)
     if isinstance(little, Guessing):
         return (little,)
-    unused = tuple(layer.name for layer in layers(paths) if layer.verdict == "unused")
-    found = (dead, Unused(unused) if unused else None, little, *_unsettled(known))
+    judged = layers(paths, limits=limits)
+    unused = tuple(layer.name for layer in judged if layer.verdict == "unused")
+    found = (dead, Unused(unused) if unused else None, little, *_unsettled(known), _borders(judged))
     return tuple(caution for caution in found if caution)
+
+
+def _borders(judged: Sequence[LayerVerdict]) -> Borders | None:
+    """Whether layers were found symmetric that see borders."""
+    found = [
+        one.name for one in judged if one.verdict in ("strict", "nearly") and any(BORDERS in limit for limit in one.limits)
+    ]
+    return Borders(tuple(found)) if found else None
 
 
 def failed(known: Known) -> Failed | None:

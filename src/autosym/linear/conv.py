@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from autosym.linear.circular import CONVOLVE, circular_conv, circular_correlations, patches, shifted_correlations, wrap
 from autosym.linear.grids import Grid, conv_on_grid
-from autosym.linear.path import BORDERS, Kept, Path
+from autosym.linear.path import BORDERS, STRIDES, Kept, Path
 from autosym.linear.plain import Convolution, Plain
 from autosym.linear.products import add_gram, in_strips, mirrored
 
@@ -121,7 +121,7 @@ class Conv(Path):
         return self.weight.view(-1, self.in_channels // self.groups, *self.kernel_size)
 
     def limits(self) -> tuple[str, ...]:
-        return () if self.is_equivariant else (BORDERS,)
+        return (*((BORDERS,) if self.has_borders else ()), *((STRIDES,) if set(self.stride) != {1} else ()))
 
     def plain(self, in_shape: Sequence[int] | None) -> Plain:
         return self.convolution()

@@ -23,7 +23,7 @@ from autosym.linear.groups import Group
 from autosym.linear.plain import Convolution, Matrix, Modulated, Plain, matrix_of
 from autosym.linear.products import gram
 
-BORDERS, INTERPOLATION = "borders and strides", "interpolation"
+BORDERS, STRIDES, INTERPOLATION = "borders", "strides", "interpolation"
 
 
 class Definition(Protocol):
@@ -119,7 +119,7 @@ class Path(nn.Module):
         return None
 
     def limits(self) -> tuple[str, ...]:
-        """What makes its equivariance inexact: ``BORDERS``, ``INTERPOLATION``, or nothing."""
+        """What makes its equivariance inexact: ``BORDERS``, ``STRIDES``, ``INTERPOLATION``, or nothing."""
         return ()
 
     def pictures(self) -> Tensor | None:

@@ -19,7 +19,7 @@ from autosym.bayes import likelihoods
 from autosym.evidence import verdicts
 from autosym.evidence.cautions import Impossible
 from autosym.evidence.record import Evidence
-from autosym.evidence.shares import from_dicts
+from autosym.evidence.shares import from_dicts, limits
 from autosym.linear.dense import Dense
 from autosym.linear.groups import Group
 from autosym.linear.path import Path
@@ -77,7 +77,7 @@ def contents(
         "simplification": simplification(fit),
         "ranges": described(fit.model),
         "banks": banks(fit.model),
-        "approximate": approximate(fit.model),
+        "approximate": {name: list(found) for name, found in limits(fit.model).items()},
         "history": thinned(fit.history),
         "epoch": fit.epoch,
         "filters": filters(fit.model),
@@ -115,17 +115,6 @@ def _as_list(fingerprint: Tensor | None) -> list[float] | None:
 def settings(schedule: Schedule) -> dict[str, Any]:
     """A schedule as JSON: numbers that may be infinite become text."""
     return asdict(schedule) | {"clip": repr(schedule.clip), "trust": repr(schedule.trust)}
-
-
-def approximate(model: nn.Module) -> dict[str, list[str]]:
-    """Why symmetric paths are only approximately equivariant, by relaxed layer: borders and strides, interpolation."""
-    found: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
-        parts = [part for path in module.symmetric for part in module[path].modules()] if isinstance(module, Relaxed) else []
-        limits = {limit for part in parts if isinstance(part, Path) for limit in part.limits()}
-        if limits:
-            found[name] = sorted(limits)
-    return found
 
 
 def _call(fit: Fit) -> str:

@@ -11,6 +11,7 @@ evidence is nearly flat: the path may hold half of them and still lower the evid
 
 import copy
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from autosym.evidence.cautions import Caution
 from autosym.evidence.kernel import Kernel
 from autosym.evidence.laplace import LOG_PRECISION_RANGE
 from autosym.evidence.record import nats
+from autosym.runtime import processes
 from autosym.runtime.arithmetic import NotFinite
 from autosym.runtime.batching import Data, check_repeatable
 from autosym.runtime.tables import table
@@ -35,6 +37,7 @@ from autosym.surgery.screening import screen
 from autosym.training.fitted import Fit
 from autosym.training.guarding import NothingLearned
 
+IDLE = 0.01  # effective parameters: a path with fewer computes next to nothing
 STEPS = 20  # closed-form steps of precisions and noise: each network is judged at its best ones
 
 
@@ -99,6 +102,7 @@ def simplify(
     total: float = math.inf,
     fast: bool = False,
     refit: int | None = None,
+    progress: bool = False,
     **options: Any,
 ) -> Fit:
     """A fit of a copy of the model, without the paths that break a symmetry and are worth less than ``nats`` of evidence.
@@ -111,7 +115,8 @@ def simplify(
 
     Before it is priced, a network is fitted on for ``refit`` epochs, with all paths and without some: by default a tenth of those of the
     fit, 5 at least. The weights that are left change by that. With 0 they stay as they are, and a path may seem worth hundreds of nats
-    that the others could do as well; so it is for a fit on augmented data by default, as they are not at hand.
+    that the others could do as well; so it is for a fit on augmented data by default, as they are not at hand, and for a path with next
+    to no effective parameters: it does nothing that others could do.
 
     There is one such run for each candidate, one for all, and one for each step and each path put back; mostly there is one step. If
     ``fast``, other weights stay as they are, one pass without curvature estimates what all candidates are worth (``surgery.screening``),
@@ -121,7 +126,8 @@ def simplify(
     A sparse path whose omega makes it constant in space breaks nothing, but is a candidate too. With ``curvature`` "whole" all evidence is
     that of the whole network, with the same probes for all where there are probes (``Fit.refine``), with "kronecker" that of factors; by
     default the former where all of it takes no more work than the fit did, curvature is neither sampled nor of a subset, and it is not
-    ``fast``. ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of the returned fit's model to see what was done.
+    ``fast``. ``progress`` writes a line for each path to stderr, ``options`` go to ``autosym.curvature.kfac``. Print ``simplification`` of
+    the returned fit's model to see what was done.
     """
     begun = time.perf_counter()
     _refuse(fitted, curvature, total, fast, refit)
@@ -142,6 +148,19 @@ def simplify(
     without = partial(_without, fitted, data=data, options=options, refined=curvature == "whole")
     simplest = without(())  # nothing is trained on data that are not those of the fit
     _refuse_other_data(fitted, simplest)
+    tell = partial(print, file=sys.stderr, flush=True) if progress and processes.first() else lambda text: None
+    worth: dict[str, float] = {}
+    known: dict[str, float] = {}
+
+    def price(stems: Iterable[str]) -> None:
+        for stem in stems:
+            worth[stem] = _log_evidence(simplest) - _log_evidence(without((stem,)))
+            known.pop(stem, None)
+            tell(f"without {stem}: {worth[stem]:+.1f} nats")
+
+    if refit:
+        price(stem for stem, path in candidates.items() if path.effective_parameters < IDLE)
+        refit = refit if len(worth) < len(candidates) else 0
     if refit:
         try:
             simplest = without((), refit=refit)
@@ -149,15 +168,9 @@ def simplify(
             refit = 0  # then all networks are compared as they are
     without = partial(without, refit=refit)
     before = _log_evidence(simplest)
-    known = _screened(simplest, data, tuple(candidates), nats, options) if fast else {}
-    worth = dict(known)
-
-    def price(stems: Iterable[str]) -> None:
-        for stem in stems:
-            worth[stem] = before - _log_evidence(without((stem,)))
-            known.pop(stem, None)
-
-    price(stem for stem in candidates if stem not in known)
+    known |= _screened(simplest, data, tuple(candidates), nats, options) if fast else {}
+    worth |= known
+    price([stem for stem in candidates if stem not in worth])
     gone, simplest = _tried(without, simplest, worth, known, nats, price)
     back: tuple[str, ...] = ()
     while gone and before - _log_evidence(simplest) > total:

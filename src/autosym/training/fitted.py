@@ -399,4 +399,4 @@ def with_cautions(
         float(estimate.effective_parameters(prior).detach().sum()),
         epoch,
     )
-    return replace(found, evidence=evidence, cautions=verdicts.cautions(found.paths, known))
+    return replace(found, evidence=evidence, cautions=verdicts.cautions(found.paths, known, found.limits))
