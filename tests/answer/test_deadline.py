@@ -124,6 +124,12 @@ def test_runs_that_become_slow_are_shortened(clock):
     assert lengths[1]["on"] < lengths[0]["on"], "long runs have told"
 
 
+@pytest.mark.parametrize(("slow", "seeds"), [(1.0, 3), (4.0, 2)])
+def test_there_are_fewer_long_runs_where_short_ones_took_too_long(clock, slow, seeds):
+    search, _, _ = searched(None, clock, 1.5 * shortest(), slow=lambda stage: slow)
+    assert {run.seed for run in search.outcomes if run.stage == "long"} == set(range(seeds))
+
+
 @pytest.mark.parametrize("most", [5, 25, 37, 50])
 def test_a_search_that_was_stopped_makes_the_same_runs(clock, tmp_path, most):
     seconds = 3 * shortest()
@@ -174,12 +180,12 @@ def test_far_too_few_minutes_are_refused_before_the_start(tmp_path):
 
 
 def test_minutes_that_are_a_little_short_are_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 1.5 * self.seconds)
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs, short=True: 1.5 * self.seconds)
     with pytest.warns(TooShort, match="even the shortest search takes about 0.3 minutes here, more than the 0.2") as said:
         answer = small(tmp_path, 0.2)
     assert len(said) == 1
     assert not any("shortest search" in note for note in answer.notes), "it was said before the start"
-    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 10 * self.seconds)
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs, short=True: 10 * self.seconds)
     other = small(tmp_path, 0.2)  # it was begun, so it is not refused
     assert [v.judgement for v in other.verdicts] == [v.judgement for v in answer.verdicts]
     made = sum(json.loads(path.read_text())["seconds"] for path in tmp_path.glob("*/outcome.json"))

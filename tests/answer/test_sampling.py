@@ -74,7 +74,7 @@ def test_the_fewest_samples_and_their_schedule():
 @pytest.mark.parametrize(("expected", "samples"), [(60, 1000), (72, 1000), (96, 629), (6000, 200)])
 def test_time_says_how_many(monkeypatch, expected, samples):
     fitter = SimpleNamespace(samples=1000, schedule=Schedule(epochs=100))
-    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: expected)
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs, short=True: expected)
     monkeypatch.setattr(deadline.time, "perf_counter", lambda: 0.0)
     assert Deadline(fitter, (), None, 60.0, 0.0, 6.0).samples(200) == samples
     assert Deadline(replace_samples(fitter, 200), (), None, 60.0, 0.0, 6.0).samples(200) == 200
@@ -94,7 +94,9 @@ FORM = {"width": 4, "channels": (1, 2), "strides": (2, 2), "hidden": 2}
 def slow(monkeypatch):
     """A machine on which 90 samples take far too long, and 30 or fewer do not."""
     monkeypatch.setattr(sampling, "LEAST", (24, 2))
-    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: self.seconds * (0.5 if self.fitter.samples <= 30 else 8.0))
+    monkeypatch.setattr(
+        Deadline, "expected", lambda self, epochs, short=True: self.seconds * (0.5 if self.fitter.samples <= 30 else 8.0)
+    )
 
 
 def found(data, folder=None, **options):
@@ -132,14 +134,30 @@ def test_a_search_of_some_samples_says_so_and_goes_on_with_the_same(kind, tmp_pa
     for name in ("decided.json", "epochs.json"):  # as if the machine had been as fast
         (tmp_path / "stopped" / name).write_bytes((tmp_path / "whole" / name).read_bytes())
     assert json.loads((tmp_path / "stopped" / "samples.json").read_text()) == {"samples": 24}
-    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 0.1 * self.seconds)  # fast enough for all, now
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs, short=True: 0.1 * self.seconds)  # fast enough for all, now
     again = found(data, tmp_path / "stopped")
     assert again.as_dict() | {"seconds": 0} == answer.as_dict() | {"seconds": 0}
 
 
+def test_one_width_is_tried_where_time_is_short_for_two(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        Deadline,
+        "expected",
+        lambda self, epochs, short=True: self.seconds * (0.5 if len(self.fitter.plan.widths) == 1 else 8.0),
+    )
+    answer = found(pictures(90), tmp_path)
+    assert answer.samples == 90
+    assert {candidate.width for candidate in answer.candidates} == {1.0}
+    assert [note for note in answer.notes if note.startswith("2 minutes are too few for networks of two widths")]
+    assert json.loads((tmp_path / "widths.json").read_text()) == {"widths": 1}
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs, short=True: 0.1 * self.seconds)  # fast enough for both, now
+    assert found(pictures(90), tmp_path).as_dict() | {"seconds": 0} == answer.as_dict() | {"seconds": 0}
+    assert not any("two widths" in note for note in found(pictures(90)).notes)
+
+
 @pytest.mark.usefixtures("slow")
 def test_a_search_that_takes_too_long_with_the_fewest_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(Deadline, "expected", lambda self, epochs: 20 * self.seconds)
+    monkeypatch.setattr(Deadline, "expected", lambda self, epochs, short=True: 20 * self.seconds)
     said = r"even the shortest search with 24 of 90 samples takes about 40 minutes here, more than the 2 that were given: give 40 or more$"
     with pytest.raises(ValueError, match=said):
         found(pictures(90), tmp_path)

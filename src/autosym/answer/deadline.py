@@ -3,10 +3,11 @@
     seconds of a run ~ drift share (epochs epoch + beside)          share: its work, compared with the largest network's
 
 A short fit of the largest network measures an epoch, a pass what a run takes beside; ``drift`` is what the last runs took, compared with
-that. Long runs, and those that go on, get the length that the time left allows. What is optional (wider networks, more seeds, single
-layers) is left out if it does not fit. No run is shorter than in the shortest plan. Where even that takes too long with all samples, some
-of them are drawn (``sampling``). What was decided is kept in the folder of the search, so that one that was stopped goes on as if it had
-not been.
+that. Long runs, and those that go on, get the length that the time left allows; if that is too short, there are fewer. What is optional
+(wider networks, more seeds, single layers) is left out if it does not fit. No run is shorter than in the shortest plan. Where time allows
+less than ``FULL`` of the epochs, one width is tried in place of two; where even the shortest plan takes too long with all samples, some of
+them are drawn (``sampling``). What was decided is kept in the folder of the search, so that one that was stopped goes on as if it had not
+been.
 """
 
 import math
@@ -32,6 +33,7 @@ BESIDE: dict[Stage, float] = {
     "layers": 1.6,
 }  # exact passes at the end, those of ends that are compared
 TRIALS: dict[Stage, float] = {"on": 1.0, "layers": 1.0}  # of the rate, each about as long as the run
+FULL = 0.5  # of the epochs that were asked for: with fewer, networks of one width are tried
 PLANNED = 0.8  # of the time, at the start: the rest is for what is optional
 TOLERATED = 1.2  # times what was asked for: what is expected to take longer is said before the start
 REFUSED = 10.0  # times what was asked for: what is expected to take longer is not begun. A busy machine may measure three times too much
@@ -93,15 +95,16 @@ class Deadline:
     spent: float = 0.0  # of the budget
     calls: int = 0
 
-    def expected(self, epochs: int) -> float:
-        """Seconds of all that is sure to be made, if a fit has so many epochs; processes share the runs."""
+    def expected(self, epochs: int, short: bool = True) -> float:
+        """Seconds of all that is sure to be made, if a fit has so many epochs, or of all but ``short`` runs; processes share the runs."""
         plan, share = self.fitter.plan, self.fitter.share
         widths = {n: sum(share(n, w) for w in plan.widths) / len(plan.widths) for n in plan.networks}
-        short, long, on = FEWEST * len(plan.widths) * sum(widths.values()), plan.seeds * sum(widths.values()), 0.0
+        first = FEWEST * len(plan.widths) * sum(widths.values()) if short and len(plan.widths) > 1 else 0.0
+        long, on = plan.seeds * sum(widths.values()), 0.0
         for network in plan.networks:
             pairs = sum(2 for q in self.questions for n in (q.strict, q.relaxed) if n == network)
             on += FEWEST * max(1, pairs) * widths[network]
-        counts: dict[Stage, float] = {"short": short, "long": long, "on": on, "whole": sum(widths.values())}
+        counts: dict[Stage, float] = {"short": first, "long": long, "on": on, "whole": sum(widths.values())}
         each = {stage: self.pace.seconds(stage, plan.part(stage) * epochs) for stage in counts}
         runs = self.drift * sum(count * each[stage] for stage, count in counts.items())
         return runs / processes.count() + self.opinions
@@ -117,6 +120,11 @@ class Deadline:
         """Epochs of a fit in the shortest plan."""
         schedule, samples = self.fitter.schedule, self.fitter.samples
         return min(schedule.epochs, max(EPOCHS, math.ceil(STEPS / math.ceil(samples / schedule.batch_size))))
+
+    @property
+    def tight(self) -> bool:
+        """Whether time allows less than ``FULL`` of the epochs, or not even the shortest plan."""
+        return self.epochs() < FULL * self.fitter.schedule.epochs or self.expected(self.shortest) > TOLERATED * self.open
 
     def samples(self, least: int) -> int:
         """How many samples time allows with the shortest plan, about, from ``least`` to those that there are."""
@@ -153,6 +161,8 @@ class Deadline:
         if stage != "whole" and expected:
             self.drift = processes.agreed(sum(took.values()) / expected)
         self.spent += sum(fitter.price(run) for run in runs)
+        if stage == "short":
+            plan.seeds = round(fitter.store.decided(f"{self.calls} seeds", self._seeds))
         plan.budget = min(self.budget, fitter.store.decided(f"{self.calls} budget", self._affordable))
         return found
 
@@ -166,6 +176,10 @@ class Deadline:
             for stage in PARTS
         )
         return processes.agreed(self.spent + max(0.0, self.left) * processes.count() / (self.drift * dearest))
+
+    def _seeds(self) -> int:
+        """Of long runs: the fewest, if short ones took so long that even the shortest of all seeds would be late."""
+        return FEWEST if processes.agreed(self.expected(self.shortest, short=False)) > self.open else self.fitter.plan.seeds
 
     def _part(self, stage: Stage, runs: Sequence[Run]) -> float:
         """The part of a fit that runs have: what time and budget allow, at most that of a full plan, at least that of the shortest."""

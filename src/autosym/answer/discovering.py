@@ -195,28 +195,35 @@ def _within(
     seconds: float,
     begun: float,
 ) -> tuple[Fitter, dict[str, Any], Forecast, Deadline]:
-    """What keeps the search within so many seconds, and its fitter: with fewer epochs, and of fewer samples if that is not enough.
+    """What keeps the search within so many seconds, and its fitter: with fewer epochs, at one width, and of fewer samples, in this order.
 
     The plan is for the first of two ``budgets``; time that is left may be spent up to the second. A search that takes far longer is
     refused, if not yet begun.
     """
     store, schedule, samples = fitter.store, fitter.schedule, fitter.samples
-    count = store.begun_with("samples", samples)
+    count, widths = store.begun_with("samples", samples), store.begun_with("widths", len(fitter.networks.widths))
     while True:
         if count < fitter.samples:
             some = draw.first(count)
             networks, recipe = made(some, count)
             shorter = sampling.shortened(schedule, samples, count)
             fitter = Fitter(networks, some, count, fitter.likelihood, shorter, store, **fitter.options)
+        if widths < len(fitter.networks.widths):
+            fitter.networks.widths = fitter.networks.widths[:widths]
+            fitter.networks.notes += (notes.narrow(seconds),)
         if count > MEASURED:
             fitter.tried, fitter.part_tried = draw.first(MEASURED), MEASURED / count
         forecast, *measured = _planned(fitter, seeds, budgets[0])
         deadline = Deadline(fitter, fitter.networks.questions, Pace.measured(fitter, *measured), seconds, begun, budgets[1])
+        if deadline.tight and widths > 1 and not store.begun:
+            widths = 1
+            continue
         allowed = count if store.begun else deadline.samples(draw.least(samples))
         if allowed == count:
             break
         count = allowed
     store.begun_with("samples", count)
+    store.begun_with("widths", widths)
     fitter.schedule = store.schedule(replace(fitter.schedule, epochs=deadline.epochs()))
     fitter.work.clear()
     expected = deadline.expected(fitter.schedule.epochs)

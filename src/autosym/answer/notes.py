@@ -18,6 +18,12 @@ def shortened(epochs: float, asked: int, in_time: bool) -> list[str]:
     ]
 
 
+def narrow(seconds: float) -> str:
+    return (
+        f"{seconds / 60:g} minutes are too few for networks of two widths: one was tried, so a wider network may say otherwise"
+    )
+
+
 def idle(nothing: int, runs: int) -> list[str]:
     return [f"{nothing} of {runs} runs learned nothing: more epochs, or a larger budget, may change it"] if nothing else []
 

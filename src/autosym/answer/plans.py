@@ -116,6 +116,7 @@ def sure_cost(plan: Plan, questions: Sequence[Question], cost: Cost) -> tuple[fl
     """What fits, and what whole evidence takes at most, without what is wider than the first widths, and without more seeds."""
     worst = {network: max(plan.widths, key=lambda width: cost(network, width)) for network in plan.networks}
     short = sum(cost(network, width) for network in plan.networks for width in plan.widths) * FEWEST * plan.part("short")
+    short = short if len(plan.widths) > 1 else 0.0
     fits, whole = after_short(plan, questions, worst, cost)
     return short + fits, whole
 

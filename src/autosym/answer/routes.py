@@ -47,7 +47,14 @@ PRODUCTS = (60, 160)  # with the Gauss-Newton matrix, for the evidence of a whol
 SHARE = 0.4  # of the work of a fit, if these bounds allow
 NATS = 20.0  # two standard errors that are small enough
 SHORT = 3  # epochs at least
-SEARCH_FILES = ("settings.json", "epochs.json", "samples.json", "moved.json", "decided.json")  # in the folder of a search
+SEARCH_FILES = (
+    "settings.json",
+    "epochs.json",
+    "samples.json",
+    "widths.json",
+    "moved.json",
+    "decided.json",
+)  # in the folder of a search
 RUN_FILES = ("outcome.json", "end.json", "end.safetensors", "checkpoint.safetensors")  # in the folder of each of its runs
 
 Say = Callable[[str], None]

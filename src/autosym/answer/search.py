@@ -1,6 +1,7 @@
 """Which runs are made, in which order, and what they say: the search behind ``discover``, without any fit in it.
 
-    short    every network at two widths and two seeds, a part of a fit each; wider while the evidence rises by more than its error
+    short    every network at two widths and two seeds, a part of a fit each; wider while the evidence rises by more than its error.
+             None if there is one width
     long     every network at its best width, by all seeds (by one if the network is hopeless)
     on       from the two best of these ends: each fitted on; the strict one opened; the relaxed one without what breaks
     whole    the evidence of the whole network at the best end of each: margins are between these
@@ -84,9 +85,10 @@ class Search:
     def run(self) -> "Search":
         """All stages; ``findings()`` then has the verdicts."""
         plan = self.plan
-        self.tell("short runs")
-        self._go(Run(n, w, s, "short") for n in plan.networks for w in plan.widths for s in range(FEWEST))
-        self._widen()
+        if len(plan.widths) > 1:
+            self.tell("short runs")
+            self._go(Run(n, w, s, "short") for n in plan.networks for w in plan.widths for s in range(FEWEST))
+            self._widen()
         widths = {network: self.width(network) for network in plan.networks}
         plan.stretch(self.spent, *after_short(plan, self.questions, widths, self.cost))
         self.tell("long runs")
@@ -124,6 +126,8 @@ class Search:
 
     def _seeds(self, network: str) -> range:
         """The seeds of long runs: all, or one of a network that is hopeless."""
+        if not self._of(network, "short"):
+            return range(self.plan.seeds)
         width = self.width(network)
         best = max(self._value(run) for run in self._of(network, "short") if run.width == width)
         return range(1 if best < self._far_behind() else self.plan.seeds)
@@ -259,7 +263,8 @@ class Search:
         by_width: dict[float, list[float]] = {}
         for run in self._of(network, "short"):
             by_width.setdefault(run.width, []).append(self._value(run))
-        return max(sorted(by_width), key=lambda width: sum(by_width[width]) / len(by_width[width]))
+        mean = {width: sum(values) / len(values) for width, values in sorted(by_width.items())}
+        return max(mean, key=mean.__getitem__, default=self.plan.widths[0])
 
     def findings(self) -> list[Finding]:
         """The verdicts by all long runs, and those from their ends."""
@@ -383,7 +388,7 @@ class Search:
         """The largest width of the short runs, and what it has more than the one before, by the same estimator."""
         widths = sorted({run.width for run in self._of(network, "short")})
         if len(widths) < 2:
-            return widths[-1], None
+            return self.width(network), None
         before, last = ([self._value(r) for r in self._of(network, "short") if r.width == width] for width in widths[-2:])
         between, freedom = margins.spread(self._values("short"))
         chance = between * math.hypot(margins.of_best(len(last)), margins.of_best(len(before)))
