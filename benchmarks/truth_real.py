@@ -122,9 +122,12 @@ def run_all(cases: Sequence[Case], data: Path, results: Path, work: Path, second
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder of MNIST and CIFAR-10")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose names match, as in 'turned-2000-*'")
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERNS", help="runs whose names match, in this order: 'turned-2000-*,mnist-*'"
+    )
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no new run after so many")
     parser.add_argument("--epochs", type=int, help="of a full fit, other than by default")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="for the activations of a pass, where several share a GPU")
     parser.add_argument("--images", type=int, help="no more training images than these: to try it out")
     parser.add_argument("--try", type=int, dest="tried", metavar="N", help="other seeds, so many; name --results too")
     parser.add_argument("--results", type=Path, default=OUT, help="the folder of results")
@@ -134,9 +137,8 @@ def main() -> int:
     options = parser.parse_args()
     cases = CASES if options.tried is None else [Case(t, 2_000, TRIED + s) for s in range(options.tried) for t in TASKS]
     most = options.images or max(case.images for case in cases)
-    cases = [
-        c for c in dict.fromkeys(Case(c.task, min(c.images, most), c.seed) for c in cases) if fnmatch(c.name, options.only)
-    ]
+    cases = list(dict.fromkeys(Case(c.task, min(c.images, most), c.seed) for c in cases))
+    cases = list(dict.fromkeys(c for only in options.only.split(",") for c in cases if fnmatch(c.name, only)))
     if options.table:
         print_table(stored(options.results), list(TASKS))
     elif options.list:
@@ -151,7 +153,7 @@ def main() -> int:
     elif options.tried is not None and options.results == OUT:
         parser.error("--try is for settings: name another folder by --results")
     else:
-        more = {} if options.epochs is None else {"epochs": options.epochs}
+        more = {name: value for name in ("epochs", "memory") if (value := getattr(options, name)) is not None}
         return int(run_all(cases, options.data, options.results, options.work, options.seconds, **more) > 0)
     return 0
 

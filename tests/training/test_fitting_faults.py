@@ -88,7 +88,6 @@ def test_a_dataset_that_draws_its_samples_anew_is_no_data_for_evidence(wrapped):
     refused("not finite|NaN|nan", mlp(5, 4, 3), torch.utils.data.TensorDataset(nan, kept[1]))
 
 
-
 @pytest.mark.fault(13)
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5)], ids=lambda layer: type(layer).__name__)
 def test_what_the_evidence_cannot_take_is_refused_before_the_training(layer):
