@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import autosym
 import oracles
 from autosym.curvature.owners import frames, sites, sizes
+from autosym.evidence.shares import limits
 from autosym.linear import Bias, Dense
 from autosym.linear.frames import Frame
 from autosym.linear.groups import GROUPS, Group, translations
@@ -109,8 +110,8 @@ def test_filters_and_limits_are_in_the_report(fit, tmp_path):
     crosses = torch.tensor(found["cross", ""]["pictures"])
     assert (crosses != 0).tolist() == [[[False, True, False], [True, True, True], [False, True, False]]] * 2
     assert findings.filters(nn.Sequential(Relaxed({"mix": Mix(1, 1)}, {}))) == []  # the control: it says nothing of pictures
-    assert findings.approximate(fit.model) == {"0": ["the shape of a cross"]}
-    assert findings.approximate(nn.Sequential(Relaxed({"row mean": RowMean(1, 2)}, {"cross": Cross(1, 2)}))) == {}
+    assert limits(fit.model) == {"0": ("the shape of a cross",)}
+    assert limits(nn.Sequential(Relaxed({"row mean": RowMean(1, 2)}, {"cross": Cross(1, 2)}))) == {}
     text = fit.report(tmp_path / "report.html", data=pairs()).read_text()
     assert "row mean" in text
     assert "low rank" in text

@@ -334,6 +334,12 @@ def test_a_network_that_has_learned_nothing_is_no_case_against_its_symmetry():
     assert (finding.judgement, finding.stuck) == ("no", False)
 
 
+@pytest.mark.parametrize(("little", "expected"), [(0.02, "yes"), (0.2, "undecided")])
+def test_how_much_the_strict_network_must_explain_is_given(little, expected):
+    """Classes ask for a fifth, numbers for more than nothing."""
+    assert verdicts(searched(Stub(SYMMETRIC), explained=lambda value: 1 + value / 1110.0, little=little)) == [expected]
+
+
 def test_runs_that_learned_nothing_do_not_say_how_sure_the_others_are():
     """Seed 0 goes on from trained weights and explains something; the others stay where they began, a few nats apart."""
 

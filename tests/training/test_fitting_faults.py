@@ -67,27 +67,6 @@ def test_a_generator_is_refused_as_it_can_be_read_once_only():
     refused("read only once", mlp(5, 4, 3), ((x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)))
 
 
-class Noisy(torch.utils.data.Dataset):
-    """Samples that are drawn anew each time they are read, as by random transforms."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.randn(5), torch.tensor(index % 3)
-
-
-@pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: torch.utils.data.DataLoader(data, 4)])
-def test_a_dataset_that_draws_its_samples_anew_is_no_data_for_evidence(wrapped):
-    drawn = wrapped(Noisy())
-    refused("another sample 0 each time", mlp(5, 4, 3), drawn)
-    kept = torch.randn(12, 5), torch.arange(12) % 3
-    autosym.fit(mlp(5, 4, 3), drawn, epochs=1, evidence_data=kept)
-    nan = kept[0].clone()
-    nan[0, 0] = torch.nan
-    refused("not finite|NaN|nan", mlp(5, 4, 3), torch.utils.data.TensorDataset(nan, kept[1]))
-
-
 @pytest.mark.fault(13)
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4, affine=False), nn.Dropout(0.5)], ids=lambda layer: type(layer).__name__)
 def test_what_the_evidence_cannot_take_is_refused_before_the_training(layer):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autosym
+from autosym.evidence.cautions import Borders
 from autosym.nn.layers import silent
 from autosym.training import fitting, guarding, starting
 from autosym.training.fitting import prepare
@@ -262,7 +263,7 @@ def test_the_start_is_returned_where_nothing_was_gained(trained, monkeypatch):
     assert fit.nothing_gained
     assert "nothing was gained" in repr(fit)
     assert "Nothing was gained" in str(fit.symmetry())
-    assert not fit.symmetry().cautions, "the history is not that of these weights"
+    assert fit.symmetry().cautions == (Borders(("0", "2")),), "the history is not that of these weights"
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert all(share == 0 for share in fit.symmetry().free_share().values())

@@ -150,19 +150,10 @@ def _check_lengths(inputs: Tensor, targets: Tensor, where: str = "") -> None:
         raise ValueError(f"{where}{len(inputs)} inputs but {len(targets)} targets")
 
 
-def check_repeatable(data: Data, evidence_data: Data | None = None) -> None:
-    """Refuse data that can be read only once, and a dataset that shows other samples each time, if the evidence is of it."""
-    if any(hasattr(one, "__next__") for one in (data, evidence_data)):
+def check_repeatable(*data: Data | None) -> None:
+    """Refuse data that can be read only once."""
+    if any(hasattr(one, "__next__") for one in data):
         raise ValueError("the data are an iterator, which can be read only once: pass a list of batches, a dataset or a loader")
-    shown = data if evidence_data is None else evidence_data
-    dataset = getattr(shown, "dataset", shown)
-    if isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset) and size_of(shown):
-        first, again = (sample[0] for sample in (dataset[0], dataset[0]))
-        if isinstance(first, Tensor) and not torch.equal(first.nan_to_num(), again.nan_to_num()):
-            raise ValueError(
-                "the dataset shows another sample 0 each time it is read (random transforms?), so the evidence would be of other data at "
-                "each step: give fit the samples as they are, and the transform as augment=, or the former as evidence_data="
-            )
 
 
 def check_loader(data: Data, allow_partial: bool = False) -> None:
