@@ -104,3 +104,13 @@ def test_a_network_that_still_grows_by_as_much_as_breaking_gains_may_be_too_smal
     assert margins.could_still_close(breaking, 95)
     assert not margins.could_still_close(breaking, 50)
     assert not margins.could_still_close(breaking, None)
+
+
+@pytest.mark.parametrize(("estimator", "freedom"), [(0.0, 4), (5.0, 6), (50.0, margins.SURE)])
+def test_an_error_of_which_the_estimator_is_most_is_better_known(estimator, freedom):
+    """Satterthwaite's degrees of freedom: chance is known from few runs, the estimator's error by itself."""
+    found = margins.margin(Value(10.0, estimator), Value(0.0), 10.0, 4)
+    assert found.freedom == freedom
+    assert found.error == pytest.approx(math.hypot(10.0, estimator))
+    nobody_knows = margins.margin(Value(10.0, estimator), Value(0.0), math.inf, 0)
+    assert (nobody_knows.error, nobody_knows.freedom) == (math.inf, 1)

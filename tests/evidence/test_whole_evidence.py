@@ -16,7 +16,8 @@ import workers
 from autosym import Prior
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import solve
-from autosym.evidence import factorised, laplace, probes, rows, whole
+from autosym.evidence import factorised, laplace, probes, rows, whole, whitened
+from autosym.evidence.whitened import Preconditioned, Whitened
 from autosym.nn import nets
 from factories import LIKELIHOODS
 from models import convnet, mlp, owned, randomised, small
@@ -112,26 +113,71 @@ def test_whole_evidence_of_torch_convolutions():
         assert_close(found.gamma, gamma, **CLOSE)
 
 
+def few_rows(monkeypatch, rows):
+    """Fewer rows in the preconditioner than the data have: else it is nearly the inverse."""
+    monkeypatch.setattr(whitened, "ROWS", rows)
+
+
+def preconditioned(model, data, at, prior):
+    return Preconditioned(Whitened(GaussNewton(model, data, at.likelihood), at, prior.precision()))
+
+
+@pytest.mark.parametrize("rows", [0, 9, 10**4])
 @pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
-def test_whole_evidence_of_many_probes_has_no_bias(case):
+def test_whole_evidence_of_many_probes_has_no_bias(case, rows, monkeypatch):
+    few_rows(monkeypatch, rows)
     model, data, at, prior = problem("f-fc+conv", case, samples=20)
     value, gamma = dense(model, data, at, prior, case)
-    H = GaussNewton(model, data, at.likelihood)
-    whitened = probes.Whitened(H, at, prior.precision())
-    z, A = whitened.probes(0, 0, 400), whitened(torch.eye(sum(H.sizes), dtype=torch.float64))
+    matrix = preconditioned(model, data, at, prior)
+    columns = case.make().root(model(data[0])).shape[2]  # of each sample
+    step = math.ceil(20 / (rows // at.outputs)) if rows else math.inf
+    assert len(matrix.rows) == (math.ceil(20 / step) * columns if rows else 0)
+    z, A = matrix.probes(0, 0, 400), matrix(torch.eye(sum(matrix.H.sizes), dtype=torch.float64))
     found = solve(lambda v: v @ A, z, lambda _: False, 60)
-    lower, upper = found.log_bracket(whitened.least)
+    lower, upper = found.log_bracket(matrix.least)
     assert float((upper - lower).max()) < 1e-3
     constant = float(at(prior).log_evidence.detach() - value) + 0.5 * float(
         log_det(at, prior)
     )  # the dense log-determinant, halved
-    truth = 2 * constant - whitened.log_det
-    plain, better = upper, upper - found.log_slope() * (found.forms - whitened.trace(None))
-    for values in (plain, better):
+    truth = 2 * constant - matrix.log_det
+    slope = found.log_slope()
+    plain, better = upper, upper - slope * (found.forms - matrix.trace(None))
+    for values, chances in ((plain, found.log_chances(0.0)), (better, found.log_chances(slope))):
         assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / 20
-    assert better.std() < 0.9 * plain.std()
-    gammas = whitened.gammas(z, found.x)
+        assert values.var() < 1.1 * chances.mean(), "the quadrature knows the variance, or more"
+    assert better.std() < plain.std()
+    gammas = matrix.gammas(z, found.x)
     assert ((gammas.mean(0) - gamma).abs() < 4 * gammas.std(0) / 20 + 1e-9).all()
+
+
+def test_the_chance_of_a_probe_is_twice_the_square_of_the_logarithm():
+    torch.manual_seed(0)
+    root = torch.randn(30, 30, dtype=torch.float64)
+    A = root @ root.mT + torch.eye(30, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(A)
+    z = 2.0 * torch.randint(2, (4000, 30), dtype=torch.float64) - 1
+    found = solve(lambda v: v @ A, z, lambda _: False, 30)
+    for slope in (0.0, found.log_slope()):
+        h = values.log() - slope * values
+        full = (vectors * (h - h.mean())) @ vectors.mT
+        assert float(found.log_chances(slope).mean()) == pytest.approx(2 * float(full.square().sum()), rel=0.05)
+        drawn = torch.einsum("ki,ij,kj->k", z, full, z).var()
+        off = 2 * float((full - full.diagonal().diag()).square().sum())
+        assert float(drawn) == pytest.approx(off, rel=0.1)
+
+
+def test_samples_in_the_preconditioner_save_products(monkeypatch):
+    model, data, at, _ = problem("f-fc+conv", samples=200)
+    prior = Prior(at.names, 0.1)
+    exact, _ = dense(model, data, at, prior, CASES[0])
+    found = {}
+    for rows in (0, 60):
+        few_rows(monkeypatch, rows)
+        found[rows] = whole.at(model, data, at, prior, how="probes", nats=0.5)
+        error = float(found[rows].evidence.log_evidence.detach() - exact)
+        assert abs(error) <= 4 * found[rows].evidence.standard_error + found[rows].truncation
+    assert found[60].steps < 0.8 * found[0].steps
+    assert found[60].evidence.standard_error < 0.7 * found[0].evidence.standard_error
 
 
 def log_det(at, prior):
@@ -142,15 +188,16 @@ def log_det(at, prior):
     return sum((scale / precision[name] * products[name][0]).log1p().sum() for name in at.names if name not in at.left_out)
 
 
-def test_the_mean_of_a_probe_of_whole_evidence_is_the_trace():
+def test_the_mean_of_a_probe_of_whole_evidence_is_the_trace(monkeypatch):
     for name, case in (("f-fc+conv", CASES[1]), ("gconv:c4", CASES[0]), ("mlp", CASES[3])):
         model, data, at, prior = problem(name, case)
-        whitened = probes.Whitened(GaussNewton(model, data, at.likelihood), at, prior.precision())
-        unit = torch.eye(sum(whitened.H.sizes), dtype=torch.float64)
-        A = whitened(unit)
-        assert_close(A, A.mT, **CLOSE)
-        assert whitened.trace(None) == pytest.approx(float(A.trace()), rel=1e-10)
-        assert torch.linalg.eigvalsh(A).min() >= whitened.least
+        for rows in (0, 8, 10**4):
+            few_rows(monkeypatch, rows)
+            matrix = preconditioned(model, data, at, prior)
+            A = matrix(torch.eye(sum(matrix.H.sizes), dtype=torch.float64))
+            assert_close(A, A.mT, **CLOSE)
+            assert matrix.trace(None) == pytest.approx(float(A.trace()), rel=1e-10)
+            assert torch.linalg.eigvalsh(A).min() >= matrix.least
 
 
 @pytest.mark.parametrize("how", ROUTES)
@@ -282,6 +329,7 @@ def test_whole_evidence_stops_at_so_many_products(monkeypatch):
 @pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
 def test_few_products_of_whole_evidence_go_to_few_deep_probes(case, monkeypatch):
     """Where a matrix is hard, as the prior says little: the sum of standard error and truncation is less, and still holds."""
+    few_rows(monkeypatch, 0)
     model, data, at, _ = problem("f-fc+conv", case, samples=20)
     prior = Prior(at.names, 1e-4)
     exact, _ = dense(model, data, at, prior, case)
@@ -303,24 +351,19 @@ def test_few_products_of_whole_evidence_go_to_few_deep_probes(case, monkeypatch)
     assert least < 0.75 * most
 
 
-def test_the_error_of_few_probes_is_by_the_spread_of_all_that_were_begun():
-    """At the last depth at which there were four: of three or fewer there would be no standard error."""
+def test_one_probe_knows_its_error_by_the_quadrature():
+    """And several, if their values spread more than that."""
     torch.manual_seed(0)
     root = torch.randn(30, 30, dtype=torch.float64)
     A, z = root @ root.mT + 0.1 * torch.eye(30, dtype=torch.float64), torch.randn(4, 30, dtype=torch.float64).sign()
     mean, depth = float(A.trace()), probes.Depth(SimpleNamespace(left=lambda: 0), 0.1, float(A.trace()))
-
-    def found(count, steps):
-        return solve(lambda v: v @ A, z[:count], lambda found: False, steps, 1)
-
-    four = found(4, 6)
-    lower, upper = four.log_bracket(0.1)
-    assert depth.see(four) == pytest.approx(float((upper - lower).mean()) / 2)
-    centred = upper - four.log_slope() * (four.forms - mean)
-    assert depth.error(4) == pytest.approx(0.5 * probes.standard_error(centred))
-    for count in (2, 1):
-        depth.see(found(count, 9))
-        assert depth.error(count) == pytest.approx(math.sqrt(4 / count) * 0.5 * probes.standard_error(centred))
+    for count, steps in ((4, 6), (1, 9)):
+        found = solve(lambda v: v @ A, z[:count], lambda found: False, steps, 1)
+        lower, upper = found.log_bracket(0.1)
+        assert depth.see(found) == pytest.approx(float((upper - lower).mean()) / 2)
+        slope = found.log_slope()
+        chance, centred = found.log_chances(slope).mean(), upper - slope * (found.forms - mean)
+        assert 4 * depth.spread**2 == pytest.approx(float(max(chance, centred.var()) if count == 4 else chance))
 
 
 def test_probes_go_on_so_that_truncation_and_standard_error_are_least_in_sum():
@@ -330,7 +373,7 @@ def test_probes_go_on_so_that_truncation_and_standard_error_are_least_in_sum():
 
     def kept(left, spread, gaps, count=8):
         depth = probes.Depth(SimpleNamespace(left=lambda: left), 0.1, None)
-        depth.gaps, depth.spread, depth.begun = gaps, spread, count
+        depth.gaps, depth.spread = gaps, spread
         return depth.going_on(Found(count, max(gaps)))
 
     falls = {5: 1024.0, 10: 32.0}  # by half each step
@@ -343,7 +386,8 @@ def test_probes_go_on_so_that_truncation_and_standard_error_are_least_in_sum():
     assert kept(8, 5.0, {5: 1024.0, 9: 32.0, 10: 32.0}) == 1, "a single step says little: the fall is since half as many"
 
 
-def test_more_nats_of_whole_evidence_cost_less():
+def test_more_nats_of_whole_evidence_cost_less(monkeypatch):
+    few_rows(monkeypatch, 0)
     model, data, at, prior = problem("conv", samples=20)
     many = {"how": "probes", "products": 10**9}  # so that steps do not stop at the error that products allow
     rough, fine = (whole.at(model, data, at, prior, nats=nats, **many) for nats in (50.0, 0.001))
@@ -357,10 +401,14 @@ def test_more_nats_of_whole_evidence_cost_less():
     assert other.evidence.log_evidence != rough.evidence.log_evidence
 
 
-def test_the_standard_error_of_whole_evidence_knows_how_few_probes_there_are():
-    torch.manual_seed(0)
-    draws = torch.randn(4000, 8, dtype=torch.float64)
-    inside = [abs(float(values.mean())) < 2 * probes.standard_error(values) for values in draws]
-    assert sum(inside) / len(inside) > 0.94
-    short = (draws.mean(1).abs() < 2 * draws.std(1) / math.sqrt(8)).double().mean()
-    assert short < 0.93, "the plain one is too small"
+@pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
+def test_the_standard_error_of_whole_evidence_covers_the_exact_one(case, monkeypatch):
+    few_rows(monkeypatch, 12)
+    model, data, at, prior = problem("f-fc+conv", case, samples=20)
+    exact, _ = dense(model, data, at, prior, case)
+    inside = []
+    for seed in range(40):
+        found = whole.at(model, data, at, prior, how="probes", nats=0.5, probes=4, seed=seed)
+        error = float(found.evidence.log_evidence.detach() - exact)
+        inside.append(-found.truncation - 2 * found.evidence.standard_error <= error <= 2 * found.evidence.standard_error)
+    assert sum(inside) >= 36

@@ -27,6 +27,7 @@ import torch
 
 CONFIDENCE = 0.975  # a margin counts if it is positive with this probability
 FEW = 10.0  # nats: breaking that gains less is not worth a path (as in ``simplify``)
+SURE = 1000  # degrees of freedom: with more an error is as good as known
 RARE = 0.005  # a probability: what happens no more often by chance is taken for more than chance
 COMMON = 0.1  # a probability: what happens more often by chance is taken for chance
 LEAST = 1.0  # nats between the runs of a network that has learned something
@@ -107,7 +108,11 @@ def margin(one: Value | None, other: Value | None, chance: float, freedom: int) 
     """What ``one`` has more than ``other``; None has failed. ``chance`` is what training adds, known by so many degrees of freedom."""
     if one is None or other is None:
         return Margin(0.0 if one is other else math.inf if other is None else -math.inf, 0.0, 1)
-    return Margin(one.log_evidence - other.log_evidence, math.hypot(chance, one.error, other.error), max(freedom, 1))
+    error = math.hypot(chance, one.error, other.error)
+    known = (
+        freedom * (error / chance) ** 4 if 0 < chance < math.inf else freedom
+    )  # Satterthwaite: the estimator's part is known
+    return Margin(one.log_evidence - other.log_evidence, error, int(min(max(known, 1), SURE)))
 
 
 def best(runs: Sequence[Value]) -> Value | None:

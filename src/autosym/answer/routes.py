@@ -301,9 +301,8 @@ class Fitter:
             return _unusable(failed)
         found = self.refined(fitted)
         assert isinstance(found.estimate, Whole)
-        doubt, truncation = found.evidence.standard_error or 0.0, found.estimate.truncation
-        value = _more(found, truncation / 2)  # which may be missing, anything from 0 on
-        return Outcome(value, math.hypot(doubt, truncation / math.sqrt(12)), more=_known(found) | {"how": found.estimate.how})
+        value = _more(found, found.estimate.missed)
+        return Outcome(value, found.estimate.doubt, more=_known(found) | {"how": found.estimate.how})
 
     def refined(self, fitted: Fit) -> Fit:
         """With the evidence of the whole network, for a part of the work of a fit."""

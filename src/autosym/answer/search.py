@@ -155,7 +155,7 @@ class Search:
         self._go(Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end)))
 
     def _more(self) -> None:
-        """For what is undecided: another seed, as long as the budget lasts."""
+        """For what is undecided: another seed, as long as the budget lasts; if it does not last for runs on from its ends, without them."""
         seed = self.plan.seeds
         while True:
             self._close()
@@ -163,13 +163,17 @@ class Search:
             asked = [question for question, finding in found if finding.judgement == "undecided"]
             networks = list(dict.fromkeys(n for q in asked for n in q.networks))
             long = [Run(network, self.width(network), seed, "long") for network in networks]
-            each = self.plan.part("long") + 2 * self.plan.part("on") + self.plan.part("whole")
-            if not long or self.spent + sum(each * self.cost(run.network, run.width) for run in long) > self.plan.budget:
+            costs = [self.cost(run.network, run.width) for run in long]
+            alone = self.spent + sum(map(self._price, long))
+            if not long or alone + self.plan.part("whole") * max(costs) > self.plan.budget:
                 return
             self.tell(f"another seed for {', '.join(question.symmetry for question in asked)}")
             self._go(long)
-            self._go(run for question in asked for run in self._pairs(question))
-            self._take_whole(networks)
+            if alone + (2 * self.plan.part("on") + self.plan.part("whole")) * sum(costs) <= self.plan.budget:
+                self._go(run for question in asked for run in self._pairs(question))
+            for network in networks:
+                if self.spent + self.plan.part("whole") * self.cost(network, self.width(network)) <= self.plan.budget:
+                    self._take_whole([network])
             seed += 1
 
     def _close(self) -> None:

@@ -45,6 +45,15 @@ class Solution:
         spread = float((shares * apart.square()).sum())
         return float((shares * apart * logs).sum()) / spread if spread > 0 else 0.0
 
+    def log_chances(self, slope: float) -> Tensor:
+        """2 z^T (log(A) - slope A - m)^2 z (k,), m the mean over the spectrum: no less, in the mean, than the variance of z^T log(A) z.
+
+        For random signs z, and less ``slope`` times z^T A z. It is 2 tr of the square; without its diagonal, the variance.
+        """
+        nodes, shares = _quadrature(self.diagonal, self.beside[:, :-1])
+        shares, logs = self.square_norms[:, None] * shares, nodes.log() - slope * nodes
+        return 2 * (shares * (logs - (shares * logs).sum() / shares.sum()).square()).sum(1)
+
     @property
     def forms(self) -> Tensor:
         """z^T A z (k,)."""

@@ -13,7 +13,7 @@ from autosym.bayes.priors import Prior
 from autosym.curvature.gauss_newton import GaussNewton, flat
 from autosym.curvature.krylov import Solution, solve
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.probes import Whitened
+from autosym.evidence.whitened import Whitened
 from autosym.evidence.whole import refuse_other
 from autosym.runtime import processes
 from autosym.runtime.batching import Data

@@ -26,12 +26,14 @@ from autosym.evidence import costs, laplace
 from autosym.evidence.costs import How
 from autosym.evidence.factorised import by_rows, by_weights
 from autosym.evidence.laplace import Laplace
-from autosym.evidence.probes import FEWEST, LEAST_STEPS, Allowance, Whitened, by_probes
+from autosym.evidence.probes import FEWEST, LEAST_STEPS, Allowance, by_probes
 from autosym.evidence.record import Evidence
+from autosym.evidence.whitened import Preconditioned, Whitened
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data
 
 PRODUCTS = 4_000  # with the matrix: at most so many
+MISSED = 0.1  # of the truncation: by so much the evidence is too small, about (0.03 to 0.23 where more steps told)
 LEAST = FEWEST * LEAST_STEPS  # products: fewer steps of fewer probes tell nothing
 
 
@@ -79,6 +81,16 @@ class Whole:
     @property
     def fingerprint(self) -> Tensor | None:
         return self.laplace.fingerprint
+
+    @property
+    def missed(self) -> float:
+        """By how many nats too few steps make the evidence too small, about; ``truncation`` is the most."""
+        return MISSED * self.truncation
+
+    @property
+    def doubt(self) -> float:
+        """The standard error with what steps may have missed."""
+        return math.hypot(self.evidence.standard_error or 0.0, self.missed)
 
     def __call__(self, prior: Prior) -> Evidence:
         self._check(prior)
@@ -136,7 +148,7 @@ def at(
     how = costs.of(model, data, laplace, memory).cheapest if how is None else how
     with arithmetic.true_float32(not tf32):
         if how == "probes":
-            whitened = Whitened(H, laplace, precision)
+            whitened = Preconditioned(Whitened(H, laplace, precision), memory)
             found = by_probes(whitened, nats, seed, probes, memory, Allowance(H, products, seconds, begun))
         else:
             found = (by_weights if how == "weights" else by_rows)(H, laplace, precision, memory)
