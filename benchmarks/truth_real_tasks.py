@@ -52,14 +52,14 @@ def digit_and_quadrant(x: Tensor, y: Tensor, draw: torch.Generator) -> Pair:
 def ink(x: Tensor, y: Tensor, draw: torch.Generator) -> Pair:
     """How much ink there is, wherever it is."""
     x, _, _ = quadrants(x, y, draw)
-    return x, _standardised(x.sum((1, 2, 3)))
+    return x, x.sum((1, 2, 3))[:, None]
 
 
 def height(x: Tensor, y: Tensor, draw: torch.Generator) -> Pair:
     """How high the ink is in the picture."""
     x, _, _ = quadrants(x, y, draw)
     rows = torch.linspace(-1, 1, x.shape[2])
-    return x, _standardised((x.sum((1, 3)) * rows).sum(1) / x.sum((1, 2, 3)))
+    return x, ((x.sum((1, 3)) * rows).sum(1) / x.sum((1, 2, 3)))[:, None]
 
 
 def regular(x: Tensor, y: Tensor, draw: torch.Generator) -> Pair:
@@ -162,10 +162,6 @@ def _mirrored(x: Tensor, flip: Tensor, dim: int) -> Tensor:
     return torch.where(flip[:, None, None, None] == 1, x.flip(dim), x)
 
 
-def _standardised(y: Tensor) -> Tensor:
-    return ((y - y.mean()) / y.std())[:, None]
-
-
 TASKS = {
     "digit": Task("mnist", 10, {"translations": True}, digit),
     "digit-quadrant": Task("mnist", 40, {"translations": False}, digit_and_quadrant),
@@ -190,7 +186,7 @@ TASKS = {
 
 
 def tensors(name: str, images: int, seed: int, folder: Path | None) -> tuple[Pair, Pair]:
-    """Training and test pairs of a task, standardised by the training part; other images and other draws for each seed."""
+    """Training and test pairs of a task, images and numbers standardised by the training part; other images and other draws for each seed."""
     task = TASKS[name]
     (x, y), (x_test, y_test) = (datasets.cifar10 if task.source == "cifar10" else datasets.mnist)(folder, download=False)
     draw = torch.Generator().manual_seed(seed)
@@ -198,4 +194,7 @@ def tensors(name: str, images: int, seed: int, folder: Path | None) -> tuple[Pai
     train = task.make(datasets.as_floats(x[chosen]), y[chosen], draw)
     test = task.make(datasets.as_floats(x_test), y_test, draw)
     statistics = train[0].mean((0, 2, 3)).tolist(), train[0].std((0, 2, 3)).tolist()
+    if not task.classes:
+        middle, size = train[1].mean(), train[1].std()
+        train, test = ((x, (y - middle) / size) for x, y in (train, test))
     return (datasets.normalised(train[0], *statistics), train[1]), (datasets.normalised(test[0], *statistics), test[1])

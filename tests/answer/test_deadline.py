@@ -127,7 +127,8 @@ def test_runs_that_become_slow_are_shortened(clock):
 @pytest.mark.parametrize(("slow", "seeds"), [(1.0, 3), (4.0, 2)])
 def test_there_are_fewer_long_runs_where_short_ones_took_too_long(clock, slow, seeds):
     search, _, _ = searched(None, clock, 1.5 * shortest(), slow=lambda stage: slow)
-    assert {run.seed for run in search.outcomes if run.stage == "long"} == set(range(seeds))
+    assert search.plan.seeds == seeds
+    assert {run.seed for run in search.outcomes if run.stage == "long"} >= set(range(seeds))
 
 
 @pytest.mark.parametrize("most", [5, 25, 37, 50])

@@ -106,11 +106,15 @@ def test_a_network_that_still_grows_by_as_much_as_breaking_gains_may_be_too_smal
     assert not margins.could_still_close(breaking, None)
 
 
-@pytest.mark.parametrize(("estimator", "freedom"), [(0.0, 4), (5.0, 6), (50.0, margins.SURE)])
-def test_an_error_of_which_the_estimator_is_most_is_better_known(estimator, freedom):
-    """Satterthwaite's degrees of freedom: chance is known from few runs, the estimator's error by itself."""
-    found = margins.margin(Value(10.0, estimator), Value(0.0), 10.0, 4)
+@pytest.mark.parametrize(
+    ("chance", "estimator", "freedom"), [(10.0, 0.0, 4), (10.0, 5.0, 6), (10.0, 50.0, margins.KNOWN), (0.0, 5.0, margins.KNOWN)]
+)
+def test_an_error_is_known_as_well_as_its_largest_part(chance, estimator, freedom):
+    """Satterthwaite's degrees of freedom."""
+    found = margins.margin(Value(10.0, estimator), Value(0.0), chance, 4)
     assert found.freedom == freedom
-    assert found.error == pytest.approx(math.hypot(10.0, estimator))
+    assert found.error == pytest.approx(math.hypot(chance, estimator))
+    both = margins.margin(Value(10.0, 5.0), Value(0.0, 5.0), 0.0, 4)
+    assert both.freedom == 2 * margins.KNOWN
     nobody_knows = margins.margin(Value(10.0, estimator), Value(0.0), math.inf, 0)
     assert (nobody_knows.error, nobody_knows.freedom) == (math.inf, 1)

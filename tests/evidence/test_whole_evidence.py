@@ -16,8 +16,8 @@ import workers
 from autosym import Prior
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import solve
-from autosym.evidence import factorised, laplace, probes, rows, whole, whitened
-from autosym.evidence.whitened import Preconditioned, Whitened
+from autosym.evidence import factorised, laplace, probes, rows, whitened, whole
+from autosym.evidence.whitened import Preconditioned
 from autosym.nn import nets
 from factories import LIKELIHOODS
 from models import convnet, mlp, owned, randomised, small
@@ -113,25 +113,24 @@ def test_whole_evidence_of_torch_convolutions():
         assert_close(found.gamma, gamma, **CLOSE)
 
 
-def few_rows(monkeypatch, rows):
-    """Fewer rows in the preconditioner than the data have: else it is nearly the inverse."""
-    monkeypatch.setattr(whitened, "ROWS", rows)
+def few_rows(monkeypatch, count):
+    """So many rows in the preconditioner, at most, whatever the network: of all rows it is nearly the inverse."""
+    monkeypatch.setattr(whitened, "ROWS", count)
+    monkeypatch.setattr(whitened, "DENSE", 0)
 
 
-def preconditioned(model, data, at, prior):
-    return Preconditioned(Whitened(GaussNewton(model, data, at.likelihood), at, prior.precision()))
+def prepared(model, data, at, prior):
+    return whitened.prepared(GaussNewton(model, data, at.likelihood), at, prior.precision(), None)
 
 
-@pytest.mark.parametrize("rows", [0, 9, 10**4])
+@pytest.mark.parametrize("count", [0, 9, 10**4])
 @pytest.mark.parametrize("case", [LIKELIHOODS[0], LIKELIHOODS[1]])
-def test_whole_evidence_of_many_probes_has_no_bias(case, rows, monkeypatch):
-    few_rows(monkeypatch, rows)
+def test_whole_evidence_of_many_probes_has_no_bias(case, count, monkeypatch):
+    few_rows(monkeypatch, count)
     model, data, at, prior = problem("f-fc+conv", case, samples=20)
     value, gamma = dense(model, data, at, prior, case)
-    matrix = preconditioned(model, data, at, prior)
-    columns = case.make().root(model(data[0])).shape[2]  # of each sample
-    step = math.ceil(20 / (rows // at.outputs)) if rows else math.inf
-    assert len(matrix.rows) == (math.ceil(20 / step) * columns if rows else 0)
+    matrix = prepared(model, data, at, prior)
+    assert isinstance(matrix, Preconditioned) == (count > 0)
     z, A = matrix.probes(0, 0, 400), matrix(torch.eye(sum(matrix.H.sizes), dtype=torch.float64))
     found = solve(lambda v: v @ A, z, lambda _: False, 60)
     lower, upper = found.log_bracket(matrix.least)
@@ -141,7 +140,7 @@ def test_whole_evidence_of_many_probes_has_no_bias(case, rows, monkeypatch):
     )  # the dense log-determinant, halved
     truth = 2 * constant - matrix.log_det
     slope = found.log_slope()
-    plain, better = upper, upper - slope * (found.forms - matrix.trace(None))
+    plain, better = upper, upper - slope * (found.forms - A.trace())
     for values, chances in ((plain, found.log_chances(0.0)), (better, found.log_chances(slope))):
         assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / 20
         assert values.var() < 1.1 * chances.mean(), "the quadrature knows the variance, or more"
@@ -171,13 +170,56 @@ def test_samples_in_the_preconditioner_save_products(monkeypatch):
     prior = Prior(at.names, 0.1)
     exact, _ = dense(model, data, at, prior, CASES[0])
     found = {}
-    for rows in (0, 60):
-        few_rows(monkeypatch, rows)
-        found[rows] = whole.at(model, data, at, prior, how="probes", nats=0.5)
-        error = float(found[rows].evidence.log_evidence.detach() - exact)
-        assert abs(error) <= 4 * found[rows].evidence.standard_error + found[rows].truncation
-    assert found[60].steps < 0.8 * found[0].steps
-    assert found[60].evidence.standard_error < 0.7 * found[0].evidence.standard_error
+    for count in (0, 150):
+        few_rows(monkeypatch, count)
+        monkeypatch.setattr(whitened, "TRACE", 0)
+        found[count] = whole.at(model, data, at, prior, how="probes", nats=0.5)
+        error = float(found[count].evidence.log_evidence.detach() - exact)
+        assert abs(error) <= 4 * found[count].evidence.standard_error + found[count].truncation
+    assert found[150].steps <= found[0].steps
+    assert found[150].evidence.standard_error < 0.8 * found[0].evidence.standard_error
+
+
+def test_dense_layers_have_the_mean_of_a_probe_and_convolutions_samples_in_the_preconditioner(monkeypatch):
+    torch.manual_seed(0)
+    model, x = mlp(64, 64, 3), torch.randn(12, 64, dtype=torch.float64)
+    data = x, torch.arange(12) % 3
+    at = laplace.at(model, data)
+    prior = Prior(at.names)
+    assert not isinstance(prepared(model, data, at, prior), Preconditioned)
+    monkeypatch.setattr(whitened, "TRACE", 0)
+    assert isinstance(prepared(model, data, at, prior), Preconditioned), "where the mean costs too much"
+    model, data, at, prior = problem("convolutions")
+    assert isinstance(prepared(model, data, at, prior), Preconditioned)
+    monkeypatch.setattr(whitened, "NUMBERS", 1)
+    assert prepared(model, data, at, prior).mean(None) is None
+
+
+@pytest.mark.parametrize("precision", [1e4, 1e12])
+@pytest.mark.parametrize("count", [0, 9])
+def test_whole_evidence_that_needs_no_second_step_has_no_error(precision, count, monkeypatch):
+    few_rows(monkeypatch, count)
+    model, data, at, _ = problem("f-fc+conv")
+    prior = Prior(at.names, precision)
+    value, _ = dense(model, data, at, prior, CASES[0])
+    found = whole.at(model, data, at, prior, how="probes")
+    assert found.probes == probes.AT_ONCE
+    assert found.doubt < 1.0
+    assert abs(float(found.evidence.log_evidence.detach() - value)) <= 3 * found.doubt + 1e-6
+
+
+def test_what_few_steps_miss_is_part_of_the_truncation(monkeypatch):
+    few_rows(monkeypatch, 12)
+    model, data, at, _ = problem("f-fc+conv", samples=60)
+    prior = Prior(at.names, 1e-2)
+    exact, _ = dense(model, data, at, prior, CASES[0])
+    inside = []
+    for seed in range(20):
+        found = whole.at(model, data, at, prior, how="probes", products=40, seed=seed)
+        assert 0 < found.missed < 0.2 * found.truncation
+        error = float(found.evidence.log_evidence.detach()) + found.missed - float(exact)
+        inside.append(abs(error) <= 2 * found.doubt)
+    assert sum(inside) >= 18
 
 
 def log_det(at, prior):
@@ -191,13 +233,24 @@ def log_det(at, prior):
 def test_the_mean_of_a_probe_of_whole_evidence_is_the_trace(monkeypatch):
     for name, case in (("f-fc+conv", CASES[1]), ("gconv:c4", CASES[0]), ("mlp", CASES[3])):
         model, data, at, prior = problem(name, case)
-        for rows in (0, 8, 10**4):
-            few_rows(monkeypatch, rows)
-            matrix = preconditioned(model, data, at, prior)
+        for count in (0, 8, 10**4):
+            few_rows(monkeypatch, count)
+            matrix = prepared(model, data, at, prior)
             A = matrix(torch.eye(sum(matrix.H.sizes), dtype=torch.float64))
             assert_close(A, A.mT, **CLOSE)
-            assert matrix.trace(None) == pytest.approx(float(A.trace()), rel=1e-10)
+            if not count:
+                assert matrix.mean(None) == pytest.approx(float(A.trace()), rel=1e-10)
             assert torch.linalg.eigvalsh(A).min() >= matrix.least
+
+
+def test_no_eigenvalue_is_below_the_least_where_few_samples_of_many_are_in_the_preconditioner(monkeypatch):
+    """Samples that are alike: what C takes for many times as large as it is in one direction, it is not."""
+    few_rows(monkeypatch, 3)
+    model, (x, y), at, _ = problem("conv", samples=60)
+    matrix = prepared(model, (x, y), at, Prior(at.names, 1.0))
+    A = matrix(torch.eye(sum(matrix.H.sizes), dtype=torch.float64))
+    least = float(torch.linalg.eigvalsh(A).min())
+    assert matrix.least <= least < float(matrix.kept.min())
 
 
 @pytest.mark.parametrize("how", ROUTES)

@@ -197,7 +197,7 @@ def _error(fitted: Fit, short: float | None, unlearned: float) -> float:
     (``guarding.PARTS`` of the effective parameters). Of training: what it is short of, and how far the evidence moved in its last steps.
     """
     if isinstance(fitted.estimate, Whole):
-        estimator = fitted.estimate.doubt
+        estimator = math.hypot(fitted.evidence.standard_error or 0.0, fitted.estimate.truncation / math.sqrt(12))
     elif isinstance(fitted.estimate, Laplace):
         gamma = float(fitted.laplace.effective_parameters(fitted.prior).detach().sum())
         estimator = (PARTS[1] - PARTS[0]) / math.sqrt(12) * gamma

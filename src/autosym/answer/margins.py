@@ -27,7 +27,7 @@ import torch
 
 CONFIDENCE = 0.975  # a margin counts if it is positive with this probability
 FEW = 10.0  # nats: breaking that gains less is not worth a path (as in ``simplify``)
-SURE = 1000  # degrees of freedom: with more an error is as good as known
+KNOWN = 10  # degrees of freedom by which the error of an estimator is known
 RARE = 0.005  # a probability: what happens no more often by chance is taken for more than chance
 COMMON = 0.1  # a probability: what happens more often by chance is taken for chance
 LEAST = 1.0  # nats between the runs of a network that has learned something
@@ -105,14 +105,16 @@ def closed(breaking: Margin, lost: float) -> Margin:
 
 
 def margin(one: Value | None, other: Value | None, chance: float, freedom: int) -> Margin:
-    """What ``one`` has more than ``other``; None has failed. ``chance`` is what training adds, known by so many degrees of freedom."""
+    """What ``one`` has more than ``other``; None has failed. ``chance`` is what training adds, known by so many degrees of freedom.
+
+    Those of the sum are Satterthwaite's.
+    """
     if one is None or other is None:
         return Margin(0.0 if one is other else math.inf if other is None else -math.inf, 0.0, 1)
     error = math.hypot(chance, one.error, other.error)
-    known = (
-        freedom * (error / chance) ** 4 if 0 < chance < math.inf else freedom
-    )  # Satterthwaite: the estimator's part is known
-    return Margin(one.log_evidence - other.log_evidence, error, int(min(max(known, 1), SURE)))
+    parts = ((chance, max(freedom, 1)), (one.error, KNOWN), (other.error, KNOWN))
+    terms = sum((part / error) ** 4 / each for part, each in parts) if 0 < error < math.inf else 0.0
+    return Margin(one.log_evidence - other.log_evidence, error, max(1, int(1 / terms)) if terms else max(freedom, 1))
 
 
 def best(runs: Sequence[Value]) -> Value | None:

@@ -151,8 +151,11 @@ class Search:
     def _take_whole(self, networks: Iterable[str]) -> None:
         """The evidence of the whole network, at the end of each that is the best by now."""
         self.tell("evidence of whole networks")
+        self._go(self._whole(networks))
+
+    def _whole(self, networks: Iterable[str]) -> list[Run]:
         ends = [max(self._of(network, *FITS), key=self._value) for network in networks]
-        self._go(Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end)))
+        return [Run(end.network, end.width, end.seed, "whole", end.key) for end in ends if math.isfinite(self._value(end))]
 
     def _more(self) -> None:
         """For what is undecided: another seed, as long as the budget lasts; if it does not last for runs on from its ends, without them."""
@@ -171,9 +174,9 @@ class Search:
             self._go(long)
             if alone + (2 * self.plan.part("on") + self.plan.part("whole")) * sum(costs) <= self.plan.budget:
                 self._go(run for question in asked for run in self._pairs(question))
-            for network in networks:
-                if self.spent + self.plan.part("whole") * self.cost(network, self.width(network)) <= self.plan.budget:
-                    self._take_whole([network])
+            new = [run for run in self._whole(networks) if run not in self.outcomes]
+            if self.spent + sum(map(self._price, new)) <= self.plan.budget:  # of all, or of none: they are compared
+                self._take_whole(networks)
             seed += 1
 
     def _close(self) -> None:

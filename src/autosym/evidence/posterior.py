@@ -27,8 +27,8 @@ from autosym.curvature.passes import Pass
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.leave_one_out import AS_IT_IS, Tuning, cavity, predicted_at, tune
 from autosym.evidence.predictive import Link, Predictive, check_link, checked_inputs
-from autosym.evidence.whitened import Whitened
 from autosym.evidence.rows import rows_of, symmetric
+from autosym.evidence.whitened import Whitened
 from autosym.evidence.whole import refuse_other
 from autosym.runtime import arithmetic, processes
 from autosym.runtime.batching import Data

@@ -1,6 +1,6 @@
 """The log-determinant of a whole network by random probes and conjugate gradients (stochastic Lanczos quadrature).
 
-    E z^T log(A) z                    A is H + D, preconditioned by Kronecker factors and by a few samples (``whitened``)
+    E z^T log(A) z                    A is H + D, preconditioned by Kronecker factors and, if it pays, a few samples (``whitened``)
     var z^T h z <= 2 tr h^2           for random signs z and h = log(A) - a A - b I, whatever a and b
 
 Where the mean of z^T A z is known, a multiple of it takes away much of the chance. The quadrature gives tr h^2 too, so even one probe knows
@@ -16,7 +16,7 @@ from torch import Tensor
 from autosym.curvature.gauss_newton import GaussNewton
 from autosym.curvature.krylov import Solution, solve
 from autosym.evidence.factorised import Found
-from autosym.evidence.whitened import Preconditioned
+from autosym.evidence.whitened import Whitened
 from autosym.runtime import processes
 
 AT_ONCE, FEWEST = 8, 4  # probes at once, and where little work is allowed
@@ -43,13 +43,13 @@ class Allowance:
         return left
 
 
-def by_probes(whitened: Preconditioned, nats: float, seed: int, most: int, memory: float | None, allowance: Allowance) -> Found:
+def by_probes(whitened: Whitened, nats: float, seed: int, most: int, memory: float | None, allowance: Allowance) -> Found:
     """Probes, a few at a time, until their standard error is small enough. The first find the number of steps, for all.
 
     Steps are enough if truncation is within half of ``nats``, or within the standard error that the rest of the allowance can reach.
     Where all of the first probes cannot come so far, the rest of the allowance goes to fewer of them (``Depth``).
     """
-    mean = whitened.trace(memory) if whitened.cheap_trace else None
+    mean = whitened.mean(memory)
     values: list[Tensor] = []
     chances: list[Tensor] = []
     gammas: list[Tensor] = []
@@ -69,6 +69,8 @@ def by_probes(whitened: Preconditioned, nats: float, seed: int, most: int, memor
         z = whitened.probes(seed, len(values), min(count, most - len(values)))
         going_on = None if values else depth.going_on
         found = solve(whitened, z, enough, steps, 5 if plenty else 1, going_on)
+        if not values:
+            depth.see(found)
         lower, upper = found.log_bracket(whitened.least)
         slope = slope if values or mean is None else found.log_slope()
         values += list(_centred(upper, found, slope, mean))
@@ -88,19 +90,23 @@ class Depth:
         k = argmin gap(steps + left / k) + error(k)             error(k) ~ spread / sqrt(k)
 
     ``gap`` bounds the truncation in nats. It is taken to fall by the same factor each step as it did since half as many. ``spread`` is the
-    standard deviation of one probe in nats.
+    standard deviation of one probe in nats: at least what all that were begun said, as a few that go on might not tell it.
     """
 
     def __init__(self, allowance: Allowance, least: float, mean: float | None):
         self.allowance, self.least, self.mean = allowance, least, mean
         self.gaps: dict[int, float] = {}
+        self.begun, self.common = 0, 0.0  # how many probes there were, and the spread that all of them told
         self.spread = math.inf
 
     def see(self, found: Solution) -> float:
         """The gap of these steps."""
         lower, upper = found.log_bracket(self.least)
         slope = 0.0 if self.mean is None else found.log_slope()
-        self.spread = _spread(_centred(upper, found, slope, self.mean), found.log_chances(slope))
+        spread = _spread(_centred(upper, found, slope, self.mean), found.log_chances(slope))
+        if len(upper) >= self.begun:
+            self.begun, self.common = len(upper), spread
+        self.spread = max(spread, self.common)
         self.gaps[found.steps] = float((upper - lower).mean()) / 2
         return self.gaps[found.steps]
 

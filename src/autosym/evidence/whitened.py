@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from autosym.curvature.gauss_newton import GaussNewton
+from autosym.curvature.passes import choose
+from autosym.evidence import costs
 from autosym.evidence.factorised import Jacobians
 from autosym.evidence.laplace import Laplace
 from autosym.evidence.rows import Rows
@@ -22,8 +24,21 @@ from autosym.runtime import processes
 STRENGTH = (
     0.01  # t: of the Kronecker factors in the preconditioner. A small spectrum below 1 takes more steps than a large one above
 )
-TRACE = 2e10  # multiplications: with more, the mean of z^T A z costs too much
-ROWS, NUMBERS = 1024, 2**28  # of R, at most: samples times outputs, and rows times weights (1 GiB in float32)
+TRACE = 1e9  # rows times weights: with more, the mean of z^T A z costs too much
+ROWS, NUMBERS = 1024, 2**27  # of R, at most: samples times outputs, and rows times weights (half a GiB in float32)
+SETUP = 20  # products with A whose work R may take, about: the square of its rows, times the weights
+DENSE = 4  # a forward pass of fewer multiplications for each weight is one of dense layers, whose products are cheap
+
+
+def prepared(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], memory: float | None) -> "Whitened":
+    """The matrix for probes: with the mean of z^T A z where that is cheap beside the products, else with samples in the preconditioner."""
+    whitened = Whitened(H, laplace, precision)
+    weights, work = sum(H.sizes), costs.of(H.model, H.data, laplace, memory).forward
+    if whitened.cheap_trace and work < DENSE * weights:
+        return whitened
+    rows = min(ROWS, NUMBERS // weights, int(math.sqrt(SETUP * costs.PRODUCT * laplace.samples * work / weights)))
+    count = min(rows // laplace.outputs, laplace.samples)
+    return Preconditioned(H, laplace, precision, count, memory) if count else whitened
 
 
 class Whitened:
@@ -51,7 +66,6 @@ class Whitened:
             self.parts.append((((1 + ratio) * precision[site.name]).rsqrt(), U, V))
             kept.append((1 / (1 + ratio)).flatten())
         self.kept = torch.cat(kept)
-        self.width = max((max(d.shape[1:]) for d, _, _ in filter(None, self.parts)), default=1)  # of the largest basis
         self.least = float(self.kept.min()) * (1 - 1e-6)
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -68,6 +82,32 @@ class Whitened:
             w = piece.view(len(piece), *d.shape)
             found.append(((U.mT @ w @ V) * d if back else U @ (w * d) @ V.mT).flatten(1))
         return torch.cat(found, 1)
+
+    @property
+    def cheap_trace(self) -> bool:
+        """Whether the mean of z^T A z costs little beside the products."""
+        return self.laplace.samples * self.laplace.outputs * float(self.laplace.sizes.sum()) <= TRACE
+
+    def mean(self, memory: float | None) -> float | None:
+        """The mean of z^T A z over all probes: the sum of squares of R^T J B, and what is kept of D. None if it costs too much."""
+        if not self.cheap_trace:
+            return None
+        jacobians = Jacobians(self.H, self.laplace, memory, alone=False)
+        total = torch.zeros((), dtype=torch.float64, device=self.H.device)
+        with processes.agreeing():
+            for paths in jacobians:
+                rows = {path.name: path for path in paths}
+                for name, part in zip(self.names, self.parts, strict=True):
+                    if part is not None:
+                        total += _squares(rows[name].double(), *part)
+        jacobians.shown.finish(total)
+        kept = zip(self.parts, self.kept.split(self.H.sizes), strict=True)
+        return float(self.scale * total + sum(k.sum() for part, k in kept if part is not None))
+
+    def gammas(self, z: Tensor, x: Tensor) -> Tensor:
+        """The effective parameters (k, paths) by each probe, from x = A^-1 z: sum of 1 - kept z x over a path."""
+        spent = (z.square() - self.kept * z * x).split(self.H.sizes, 1)
+        return torch.stack([part.sum(1) for part in spent], 1)
 
     def jacobian(self, paths: list[Rows]) -> Tensor:
         """R^T J B of these rows, times the root of the scale: A is ``kept`` and the sum of all rows' outer products."""
@@ -92,55 +132,39 @@ class Whitened:
         return torch.cat(found, 1).to(self.H.device, torch.float64)
 
 
-class Preconditioned:
-    """v -> C^-1/2 A C^-1/2 v for ``whitened`` A, with C = I + c R^T R, R the whitened Jacobian of every s-th sample, and c = sqrt(s).
+class Preconditioned(Whitened):
+    """v -> C^-1/2 A C^-1/2 v, with C = I + c R^T R, R the whitened Jacobian of M samples, drawn by lot, and c = sqrt(N / M).
 
     C^-1/2 = I + R^T F R, with F of as many rows as R. As A is at least ``kept`` + R^T R, no eigenvalue is below the least of ``kept``, or
     1 / c: ``least``.
     """
 
-    def __init__(self, whitened: Whitened, memory: float | None = None):
-        self.whitened, self.H, self.kept = whitened, whitened.H, whitened.kept
-        self.rows, factor = _some_rows(whitened, memory)
-        gram = (self.rows @ self.rows.mT).double()
-        values, vectors = torch.linalg.eigh(gram)
+    def __init__(
+        self, H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], samples: int, memory: float | None = None
+    ):
+        super().__init__(H, laplace, precision)
+        factor = math.sqrt(laplace.samples / samples)
+        self.rows = self._some_rows(samples, memory)
+        grams = [(part @ part.mT).double() for part in self.rows.split(H.sizes, 1)]
+        values, vectors = torch.linalg.eigh(sum(grams))
         values = factor * values.clamp_min(0)
         root = (1 + values).sqrt()
         self.root = (vectors * (-factor / (root * (1 + root)))) @ vectors.mT
-        self.spent = (vectors * (factor / (1 + values))) @ vectors.mT  # I - C^-1 = R^T spent R
-        self.least = min(whitened.least, 1 / factor)
-        self.log_det = whitened.log_det + float(values.log1p().sum())
+        spent = (vectors * (factor / (1 + values))) @ vectors.mT  # I - C^-1 = R^T spent R
+        self.spent = torch.stack([(spent * gram).sum() for gram in grams])  # its trace, path by path
+        self.least = min(self.least, 1 / factor)
+        self.log_det += float(values.log1p().sum())
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.half(self.whitened(self.half(v)))
-
-    def probes(self, seed: int, begin: int, count: int) -> Tensor:
-        """Random signs (count, weights): those of the whitened matrix."""
-        return self.whitened.probes(seed, begin, count)
+        return self.half(super().__call__(self.half(v)))
 
     def half(self, v: Tensor) -> Tensor:
         """C^-1/2 v for each row v."""
         return v + ((v.to(self.rows) @ self.rows.mT).double() @ self.root).to(self.rows) @ self.rows
 
-    @property
-    def cheap_trace(self) -> bool:
-        """Whether the mean of z^T A z costs little beside the products."""
-        laplace = self.whitened.laplace
-        rows = laplace.samples * laplace.outputs
-        return rows * sum(self.H.sizes) * (len(self.rows) + self.whitened.width) <= TRACE
-
-    def trace(self, memory: float | None) -> float:
-        """The mean of z^T C^-1/2 A C^-1/2 z over all probes, from all rows of the Jacobian."""
-        jacobians = Jacobians(self.H, self.whitened.laplace, memory, alone=False)
-        total = torch.zeros((), dtype=torch.float64, device=self.H.device)
-        with processes.agreeing():
-            for paths in jacobians:
-                total += self.half(self.whitened.jacobian(paths)).square().sum()
-        jacobians.shown.finish(total)
-        counted = zip(self.whitened.parts, self.kept.split(self.H.sizes), strict=True)
-        kept = torch.cat([k * (part is not None) for part, k in counted])
-        beside = (self.rows * kept.to(self.rows)) @ self.rows.mT
-        return float(total + kept.sum() - (self.spent * beside).sum())
+    def mean(self, memory: float | None) -> float | None:
+        """Not known: it would cost a product of R with all rows of the Jacobian."""
+        return None
 
     def gammas(self, z: Tensor, x: Tensor) -> Tensor:
         """The effective parameters (k, paths) by each probe, from x = (C^-1/2 A C^-1/2)^-1 z: sums of 1 - (kept A^-1)_ii over a path.
@@ -148,27 +172,21 @@ class Preconditioned:
         What C alone says of them is known; chance is in the rest only.
         """
         own, solved = self.half(z), self.half(x)
-        chance = (own.square() - self.kept * own * solved).split(self.H.sizes, 1)
-        known = [(self.spent * (rows @ rows.mT)).sum() for rows in self.rows.split(self.H.sizes, 1)]
-        return torch.stack([part.sum(1) + by_rows for part, by_rows in zip(chance, known, strict=True)], 1)
+        rest = (own.square() - self.kept * own * solved).split(self.H.sizes, 1)
+        return torch.stack([part.sum(1) for part in rest], 1) + self.spent
 
-
-def _some_rows(whitened: Whitened, memory: float | None) -> tuple[Tensor, float]:
-    """The whitened Jacobian of every s-th sample, (rows, weights), with at most ``ROWS`` rows and ``NUMBERS`` numbers, and sqrt(s)."""
-    laplace, H = whitened.laplace, whitened.H
-    weights, kind = sum(H.sizes), H.parameters[0].dtype
-    count = min(ROWS, NUMBERS // weights) // laplace.outputs
-    if not count:
-        return torch.zeros(0, weights, dtype=kind, device=H.device), 1.0
-    step = math.ceil(laplace.samples / count)
-    jacobians = Jacobians(H, laplace, memory, alone=True)
-    found = []
-    for x, _, _, places in jacobians.shown:
-        for part in (places % step == 0).nonzero().flatten().split(jacobians.batch):
-            if not len(part):
-                continue
-            found.append(whitened.jacobian(jacobians.of(x[part.to(x.device)], places[part])).to(kind))
-    return torch.cat(found), math.sqrt(step)
+    def _some_rows(self, samples: int, memory: float | None) -> Tensor:
+        """The whitened Jacobian of so many samples, (rows, weights)."""
+        jacobians = Jacobians(self.H, self.laplace, memory, alone=True)
+        mask = choose(samples, self.laplace.samples, 0)
+        assert mask is not None
+        found = []
+        for x, _, _, places in jacobians.shown:
+            for part in mask[places % len(mask)].nonzero().flatten().split(jacobians.batch):
+                if len(part):
+                    paths = jacobians.of(x[part.to(x.device)], places[part])
+                    found.append(self.jacobian(paths).to(self.H.parameters[0].dtype))
+        return torch.cat(found)
 
 
 def _turned_rows(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -177,3 +195,11 @@ def _turned_rows(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
         return ((U.mT @ rows.gradients.view(-1, *d.shape) @ V) * d).flatten(1)
     g, a = rows.gradients @ U, rows.inputs @ V  # w is an outer product
     return (torch.einsum("kro,kri->rkoi", g, a.repeat_interleave(len(rows) // a.shape[1], 1)) * d).flatten(1)
+
+
+def _squares(rows: Rows, d: Tensor, U: Tensor, V: Tensor) -> Tensor:
+    """The sum of squares of U^T w V d over all rows w."""
+    if rows.inputs is None:
+        return _turned_rows(rows, d, U, V).square().sum()
+    g, a = (rows.gradients @ U).square(), (rows.inputs @ V).square()  # w is an outer product
+    return ((g.unflatten(1, (a.shape[1], -1)).sum(2) @ d.square()) * a).sum()
