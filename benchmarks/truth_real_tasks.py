@@ -186,7 +186,7 @@ TASKS = {
 
 
 def tensors(name: str, images: int, seed: int, folder: Path | None) -> tuple[Pair, Pair]:
-    """Training and test pairs of a task, images and numbers standardised by the training part; other images and other draws for each seed."""
+    """Training and test pairs of a task, standardised by the training part, numbers too; other images and draws for each seed."""
     task = TASKS[name]
     (x, y), (x_test, y_test) = (datasets.cifar10 if task.source == "cifar10" else datasets.mnist)(folder, download=False)
     draw = torch.Generator().manual_seed(seed)
