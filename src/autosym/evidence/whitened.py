@@ -32,13 +32,17 @@ DENSE = 4  # a forward pass of fewer multiplications for each weight is one of d
 
 def prepared(H: GaussNewton, laplace: Laplace, precision: Mapping[str, float], memory: float | None) -> "Whitened":
     """The matrix for probes: with the mean of z^T A z where that is cheap beside the products, else with samples in the preconditioner."""
-    whitened = Whitened(H, laplace, precision)
     weights, work = sum(H.sizes), costs.of(H.model, H.data, laplace, memory).forward
-    if whitened.cheap_trace and work < DENSE * weights:
-        return whitened
-    rows = min(ROWS, NUMBERS // weights, int(math.sqrt(SETUP * costs.PRODUCT * laplace.samples * work / weights)))
-    count = min(rows // laplace.outputs, laplace.samples)
-    return Preconditioned(H, laplace, precision, count, memory) if count else whitened
+    if not has_cheap_mean(laplace) or work >= DENSE * weights:
+        rows = min(ROWS, NUMBERS // weights, int(math.sqrt(SETUP * costs.PRODUCT * laplace.samples * work / weights)))
+        if count := min(rows // laplace.outputs, laplace.samples):
+            return Preconditioned(H, laplace, precision, count, memory)
+    return Whitened(H, laplace, precision)
+
+
+def has_cheap_mean(laplace: Laplace) -> bool:
+    """Whether the mean of z^T A z, from all rows of the Jacobian, costs little beside the products."""
+    return laplace.samples * laplace.outputs * float(laplace.sizes.sum()) <= TRACE
 
 
 class Whitened:
@@ -83,14 +87,9 @@ class Whitened:
             found.append(((U.mT @ w @ V) * d if back else U @ (w * d) @ V.mT).flatten(1))
         return torch.cat(found, 1)
 
-    @property
-    def cheap_trace(self) -> bool:
-        """Whether the mean of z^T A z costs little beside the products."""
-        return self.laplace.samples * self.laplace.outputs * float(self.laplace.sizes.sum()) <= TRACE
-
     def mean(self, memory: float | None) -> float | None:
         """The mean of z^T A z over all probes: the sum of squares of R^T J B, and what is kept of D. None if it costs too much."""
-        if not self.cheap_trace:
+        if not has_cheap_mean(self.laplace):
             return None
         jacobians = Jacobians(self.H, self.laplace, memory, alone=False)
         total = torch.zeros((), dtype=torch.float64, device=self.H.device)
