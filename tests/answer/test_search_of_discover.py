@@ -108,6 +108,14 @@ def test_another_seed_needs_no_runs_on_from_it_where_the_budget_is_too_small_for
         assert any(run.stage == "on" and run.seed == 3 for run in made) == further
 
 
+@pytest.mark.parametrize(("part", "untied", "verdict"), [(0.3, 0.0, "undecided"), (0.3, 0.1, "yes"), (0.4, 0.0, "yes")])
+def test_a_tie_that_beats_a_network_which_learned_nothing_is_weak(part, untied, verdict):
+    """Its rivals may have been short of steps: a network that cannot tell mirror images was ahead of some that only guessed."""
+    evidence = dict.fromkeys(SYMMETRIC, 9000 * (part - 1)) | {"f-fc": 9000 * (untied - 1)}
+    search = searched(Stub(evidence, noise=5.0, stuck=True), explained=lambda value: 1 + value / 9000.0)
+    assert verdicts(search) == [verdict]
+
+
 def test_short_runs_choose_the_width():
     wide = searched(Stub(SYMMETRIC, width=lambda network, width: 300.0 * (width == 2.0)))
     assert {run.width for run in wide.outcomes if run.stage == "long"} == {2.0}

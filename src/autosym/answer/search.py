@@ -31,6 +31,7 @@ from autosym.evidence.verdicts import LITTLE
 # errors, and part of the evidence: a network whose short runs are so far behind the best gets one long run
 HOPELESS = (20.0, 0.5)
 NOTHING = 0.02  # of the labels: a network that explains less has learned nothing
+ALONE = 5 / 3  # times as much as else a strict network must explain where the untied one has learned nothing
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,8 @@ class Search:
         ways[0] = margins.closed(ways[0], self.closed(question))
         pairs = margins.mean(self.gains(question))
         explained = 1.0 if strict is None else self.explained(strict.log_evidence)
-        weak, moved = explained < self.little, self.moved.get(question.symmetry, 1.0)
+        alone = untied is None or self._is_nothing(untied.log_evidence)
+        weak, moved = explained < self.little * (ALONE if alone else 1), self.moved.get(question.symmetry, 1.0)
         judgement = margins.judge(ways, tie, pairs, moved, weak)
         breaking = margins.telling(ways, judgement, pairs, moved)
         best = {"strict": self.best(question.strict), "breaking": self.best(*breakers), "untied": self.best(question.untied)}
