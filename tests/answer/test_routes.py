@@ -37,3 +37,18 @@ def test_what_corrects_evidence_does_not_make_it_impossible(log_evidence, more, 
     """Two classes allow log 1/2. Evidence that is above by itself is left for the search to say so."""
     evidence = SimpleNamespace(log_evidence=torch.tensor(log_evidence), most=-0.7)
     assert routes._more(SimpleNamespace(evidence=evidence), more) == pytest.approx(expected)
+
+
+def test_whole_evidence_is_lifted_by_what_steps_missed(monkeypatch):
+    evidence = SimpleNamespace(log_evidence=torch.tensor(-500.0), log_likelihood=torch.tensor(-400.0), most=-3.0, samples=60)
+    fit = SimpleNamespace(evidence=evidence, estimate=SimpleNamespace(missed=7.0, doubt=9.0, how="probes"), prior=None)
+    monkeypatch.setattr(Fitter, "fitted", lambda self, key: fit)
+    monkeypatch.setattr(Fitter, "refined", lambda self, fitted: fitted)
+    monkeypatch.setattr(routes, "Whole", SimpleNamespace)
+    monkeypatch.setattr(routes.possible, "failure", lambda *_: None)
+    found = object.__new__(Fitter)._whole(Run("conv", 1.0, 0, "whole", "end"))
+    assert (found.log_evidence, found.error) == (-493.0, 9.0)
+    evidence.most = -495.0
+    assert object.__new__(Fitter)._whole(Run("conv", 1.0, 0, "whole", "end")).log_evidence == -495.0, (
+        "no more than labels allow"
+    )

@@ -116,6 +116,23 @@ def test_a_tie_that_beats_a_network_which_learned_nothing_is_weak(part, untied, 
     assert verdicts(search) == [verdict]
 
 
+def test_whole_evidence_after_another_seed_is_of_all_networks_or_of_none():
+    """Of one side alone a margin would grow by chance."""
+
+    class Late(Stub):
+        def value(self, run):
+            return super().value(run) + 40.0 * (run.stage == "long" and run.seed == 3)
+
+    def wholes(budget):
+        made = searched(Late(SYMMETRIC | {"f-fc": -1030.0}, noise=30.0), budget=budget, widths=(1.0,)).outcomes
+        assert any(run.seed == 3 for run in made)
+        return {run.network for run in made if run.stage == "whole" and run.seed == 3}
+
+    found = [wholes(budget) for budget in (6.9, 7.1, 7.4)]
+    assert all(networks in (set(), set(SYMMETRIC)) for networks in found)
+    assert set() in found
+
+
 def test_short_runs_choose_the_width():
     wide = searched(Stub(SYMMETRIC, width=lambda network, width: 300.0 * (width == 2.0)))
     assert {run.width for run in wide.outcomes if run.stage == "long"} == {2.0}
